@@ -1,0 +1,66 @@
+# Needs git, make and Python 3.11 or newer. The first target that needs packages creates .venv; later calls reuse it.
+# Another Python: make PYTHON=python3.12 test
+
+PYTHON  ?= python3
+BIN     := .venv/bin
+READY   := .venv/.installed
+# One torch thread per notebook, two notebooks at a time: two cores without a fight over them.
+WORKERS ?= 2
+NBTEST  := OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers $(WORKERS) --do_print --timing
+PYTEST  := $(BIN)/pytest tests -ra --tb=short
+# Run a notebook headless: what it prints appears here, the noise of kernel and papermill only when it fails.
+run_nb   = $(BIN)/papermill --no-progress-bar --stdout-file - nbs/$(1).ipynb runs/$(1).ipynb 2> runs/$(1).log || \
+           { tail -n 40 runs/$(1).log; exit 1; }
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check accept bench lab sync clean
+
+help: ## list these targets
+	@echo 'usage: make <target>'
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 12
+
+demo: $(READY) ## tour the search spaces without a browser, and say what was found
+	@mkdir -p runs
+	@echo 'Running nbs/explore_spaces.ipynb ...'
+	@$(call run_nb,explore_spaces)
+	@echo
+	@echo 'The same with all figures: runs/explore_spaces.ipynb (open it with `make lab`).'
+
+test: $(READY) ## everything: notebooks in sync, every notebook's lessons, then tests/
+	$(BIN)/python tests/check_tree.py
+	$(NBTEST)
+	$(PYTEST)
+
+check: $(READY) ## the quick part of the tests, for everyday work
+	$(BIN)/python tests/check_tree.py
+	$(NBTEST) --file_re '^[0-9]'
+	$(PYTEST) -m 'not slow'
+
+accept: bench ## the long acceptance runs; what they measure goes to results/
+
+bench: $(READY) ## side-by-side timings; leave the machine alone meanwhile
+	@mkdir -p runs results
+	@echo 'Running nbs/benchmark.ipynb ...'
+	@$(call run_nb,benchmark)
+	@echo
+	@echo 'Numbers: results/benchmark.json. Notebook: runs/benchmark.ipynb.'
+
+lab: $(READY) ## open JupyterLab in nbs/ (more flags: make lab ARGS=--no-browser)
+	$(BIN)/jupyter lab --notebook-dir=. --preferred-dir=nbs $(ARGS)
+
+sync: $(READY) ## clean the notebooks and write the library from them
+	$(BIN)/nbdev_clean
+	$(BIN)/nbdev_export
+
+clean: ## remove build products and caches; keeps .venv and runs/
+	rm -rf build dist *.egg-info _docs _proc .pytest_cache
+	find nbs greedynasv2 tests \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
+
+$(READY): settings.ini setup.py constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo 'greedynasv2 needs Python 3.11 or newer, and $(PYTHON) is older or missing.' \
+	       'Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)'; exit 1; }
+	@test -x $(BIN)/python || { echo 'Creating .venv (about 6 GB, a few minutes) ...'; $(PYTHON) -m venv .venv; }
+	$(BIN)/python -m pip install -q -c constraints.txt setuptools
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@

@@ -1,0 +1,19 @@
+"What all tests share: the marker `slow`, and data files that a machine may lack."
+import pytest
+
+
+def pytest_configure(config):
+    "Register the markers, so that `-m 'not slow'` is known everywhere."
+    config.addinivalue_line('markers', 'slow: takes more than some seconds; `make test` runs it, `make check` does not')
+
+
+@pytest.fixture
+def data_file():
+    "A function that finds a data file by name, or skips the test with a sentence that says how to get it."
+    from greedynasv2.core import cache_dir, find_data
+
+    def find(name, source=''):
+        if path := find_data(name): return path
+        pytest.skip(f'{name} is not on this machine. Put it{source and f" (from {source})"} into {cache_dir()}, '
+                    'or into a folder of your own and name that folder in GREEDYNASV2_DATA.')
+    return find
