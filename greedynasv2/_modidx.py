@@ -40,6 +40,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                   'greedynasv2.core.find_data': ('core.html#find_data', 'greedynasv2/core.py'),
                                   'greedynasv2.core.generator': ('core.html#generator', 'greedynasv2/core.py'),
                                   'greedynasv2.core.get_device': ('core.html#get_device', 'greedynasv2/core.py'),
+                                  'greedynasv2.core.new_names': ('core.html#new_names', 'greedynasv2/core.py'),
                                   'greedynasv2.core.one_of': ('core.html#one_of', 'greedynasv2/core.py'),
                                   'greedynasv2.core.set_seed': ('core.html#set_seed', 'greedynasv2/core.py'),
                                   'greedynasv2.core.write_atomic': ('core.html#write_atomic', 'greedynasv2/core.py')},

@@ -106,7 +106,7 @@ def normalise(self:Data, x:Tensor, device='cpu') -> Tensor:
     as_channels = lambda v: torch.tensor(v, device=device).view(-1, 1, 1)
     return (x - as_channels(self.mean)) / as_channels(self.std)
 
-# %% ../nbs/06_data.ipynb #ddc853e2
+# %% ../nbs/06_data.ipynb #3bc0c924
 @patch
 def batches(
     self:Data,
@@ -121,7 +121,8 @@ def batches(
     order = torch.randperm(len(self.train), generator=generator(self.seed, 'order', epoch))
     chosen = [b.tolist() for b in order.split(batch_size)[start:] if len(b) == batch_size]
     view = EpochView(self.train, self.image_size, augmentation(augment or self.augment, self.image_size), self.seed, epoch)
-    loader = DataLoader(view, batch_sampler=chosen, num_workers=n_workers, pin_memory=torch.device(device).type == 'cuda')
+    loader = DataLoader(view, batch_sampler=chosen, num_workers=n_workers, pin_memory=torch.device(device).type == 'cuda',
+                        generator=generator(self.seed, 'loader', epoch))   # or it would draw from the global one
     for x, y in loader: yield self.normalise(x, device), y.to(device, non_blocking=True)
 
 # %% ../nbs/06_data.ipynb #cafeaade

@@ -57,7 +57,8 @@ def test_modules_import_only_lower_numbers():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name, parameters', [
-    ('explore_spaces', {}),
+    ('explore_spaces', dict(space='toy', n_steps=20)),
+    ('benchmark', dict(n_paths=4, n_images=2, repeats=1, eval_repeats=1, batch_size=2, eval_size=32, out='benchmark.json')),
 ])
 def test_notebook_runs_headless(name, parameters, tmp_path, monkeypatch):
     "Papermill runs it from a folder that is not the project's, and its output stays small."
