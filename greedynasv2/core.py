@@ -8,7 +8,7 @@ __all__ = ['Count', 'Whole', 'Share', 'Amount', 'InputError', 'one_of', 'Bounds'
            'compare']
 
 # %% ../nbs/00_core.ipynb #0a0fbcb8
-import dataclasses, difflib, hashlib, json, os, random, time, types, typing
+import dataclasses, difflib, hashlib, os, random, time, types, typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -42,6 +42,7 @@ class Bounds(NamedTuple):
 
     def __str__(self):
         if self.high is None: return f'at least {self.low}'
+        if self.low is None: return f'at most {self.high}'
         return f'from {self.low} to {self.high}'
 
 Count = Annotated[int, Bounds(1)]          # how many of something there must be
@@ -52,10 +53,10 @@ Amount = Annotated[float, Bounds(0)]       # a rate, a weight, a time in seconds
 # %% ../nbs/00_core.ipynb #75e9f80e
 def _fits(value, kind):
     "`value` as `kind` if it plainly is one, else None; True is no number and NaN no amount."
-    if kind is type(None): return None
+    if isinstance(value, np.generic): value = value.item()
     if isinstance(value, bool) != (kind is bool): return None
     if kind is float and isinstance(value, int): return float(value)
-    if kind is tuple and isinstance(value, list): return tuple(value)
+    if kind in (tuple, list) and isinstance(value, (tuple, list)): return kind(value)
     if isinstance(value, float) and not np.isfinite(value): return None
     return value if isinstance(value, kind) else None
 
@@ -74,7 +75,9 @@ def check_value(
     kind, *bounds = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
     kind = typing.get_origin(kind) or kind
     fit = _fits(value, kind)
-    if fit is None: raise InputError(f'{name} is {value!r}; it must be a {kind.__name__}' + (f' {bounds[0]}.' if bounds else '.'))
+    if fit is None:
+        allowed = ' '.join(['an' if kind is int else 'a', kind.__name__, *map(str, bounds)])
+        raise InputError(f'{name} is {value!r}; it must be {allowed}.')
     low, high = bounds[0] if bounds else (None, None)
     if (low is not None and fit < low) or (high is not None and fit > high):
         raise InputError(f'{name} is {value!r}; it must be {bounds[0]}.')
@@ -140,6 +143,8 @@ def cache_dir() -> Path:
 def find_data(*names:str) -> Path|None:
     "The first of `names` that exists under `$GREEDYNASV2_DATA` or the cache folder, or None."
     given = os.environ.get('GREEDYNASV2_DATA')
+    if given and not Path(given).expanduser().is_dir():
+        raise InputError(f'GREEDYNASV2_DATA names {given}, which is no folder. Correct it, or unset it.')
     folders = [Path(given).expanduser()] if given else []
     return next((d/n for d in [*folders, cache_dir()] for n in names if (d/n).exists()), None)
 
