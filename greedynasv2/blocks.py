@@ -8,7 +8,7 @@ __all__ = ['ACTS', 'conv_bn', 'SqueezeExcite', 'build', 'module_of', 'identity',
 
 # %% ../nbs/04_blocks.ipynb #ed2901bd
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from .core import InputError
@@ -21,7 +21,7 @@ def conv_bn(
     c_in:int, c_out:int,    # Channels in and out
     k:int,                  # Kernel size
     stride:int=1, groups:int=1,
-    act:str|None=None,      # relu, hswish or none
+    act:str|None=None,      # relu, hswish or None
 ) -> nn.Sequential:
     "Convolution, batch norm and, if asked for, activation."
     layers = [nn.Conv2d(c_in, c_out, k, stride, k // 2, groups=groups, bias=False), nn.BatchNorm2d(c_out)]
@@ -42,7 +42,8 @@ class SqueezeExcite(nn.Module):
 def build(op:Op, layer:Layer) -> nn.Module:
     "The module of `op` in the place `layer`."
     module = KINDS[op.kind].module
-    if module is None: raise InputError(f'Op {op.name!r} has a cost but no module; give one: register_op({op.kind!r}, cost, module).')
+    if module is None:
+        raise InputError(f'Op {op.name!r} has a cost but no module; give one: register_op({op.kind!r}, cost, module).')
     return module(op, layer)
 
 def module_of(*kinds:str):
@@ -72,9 +73,11 @@ class MixConv(nn.Module):
     def __init__(self, channels:int, kernels:tuple, stride:int):
         super().__init__()
         self.parts = mix_split(channels, len(kernels))
-        self.convs = nn.ModuleList(nn.Conv2d(c, c, k, stride, k // 2, groups=c, bias=False) for c, k in zip(self.parts, kernels))
+        self.convs = nn.ModuleList(nn.Conv2d(c, c, k, stride, k // 2, groups=c, bias=False)
+                                   for c, k in zip(self.parts, kernels))
 
-    def forward(self, x): return torch.cat([conv(part) for conv, part in zip(self.convs, x.split(self.parts, 1))], 1)
+    def forward(self, x):
+        return torch.cat([conv(part) for conv, part in zip(self.convs, x.split(self.parts, 1))], 1)
 
 # %% ../nbs/04_blocks.ipynb #397291c1
 @module_of('MB')
@@ -84,8 +87,8 @@ class MBConv(nn.Module):
         super().__init__()
         mid, act = int(layer.c_in * op.ratio), layer.act
         expand = [conv_bn(layer.c_in, mid, 1, act=act)] if op.ratio > 1 else []
-        filter = [conv_bn(mid, mid, *op.kernels, layer.stride, groups=mid, act=act)] if len(op.kernels) == 1 else \
-                 [MixConv(mid, op.kernels, layer.stride), nn.BatchNorm2d(mid), ACTS[act](inplace=True)]
+        if len(op.kernels) == 1: filter = [conv_bn(mid, mid, *op.kernels, layer.stride, groups=mid, act=act)]
+        else: filter = [MixConv(mid, op.kernels, layer.stride), nn.BatchNorm2d(mid), ACTS[act](inplace=True)]
         weigh = [SqueezeExcite(mid, mid // 4, act, nn.Hardsigmoid())] if op.se else []
         self.block = nn.Sequential(*expand, *filter, *weigh, conv_bn(mid, layer.c_out, 1))
         self.residual = layer.is_plain
@@ -108,8 +111,10 @@ class Shuffle(nn.Module):
         super().__init__()
         _, mid, c_out, self.c_side = shuffle_shape(layer)
         act, c, s = layer.act, layer.c_in, layer.stride
-        self.main = nn.Sequential(*shuffle_main(op, layer), conv_bn(mid, c_out, 1, act=act), SqueezeExcite(c_out, c_out // 4, act, nn.Hardsigmoid()))
-        self.side = None if s == 1 else nn.Sequential(conv_bn(c, c, op.kernels[0], s, groups=c), conv_bn(c, self.c_side, 1, act=act))
+        self.main = nn.Sequential(*shuffle_main(op, layer), conv_bn(mid, c_out, 1, act=act),
+                                  SqueezeExcite(c_out, c_out // 4, act, nn.Hardsigmoid()))
+        self.side = None if s == 1 else nn.Sequential(conv_bn(c, c, op.kernels[0], s, groups=c),
+                                                      conv_bn(c, self.c_side, 1, act=act))
 
     def forward(self, x):
         side, main = (x[:, :self.c_side], x[:, self.c_side:]) if self.side is None else (self.side(x), x)
@@ -122,7 +127,8 @@ class Bottleneck(nn.Module):
     def __init__(self, op:Op, layer:Layer):
         super().__init__()
         c_in, c_out, (mid, groups) = layer.c_in, layer.c_out, res_shape(op, layer)
-        self.block = nn.Sequential(conv_bn(c_in, mid, 1, act='relu'), conv_bn(mid, mid, *op.kernels, layer.stride, groups, act='relu'),
+        self.block = nn.Sequential(conv_bn(c_in, mid, 1, act='relu'),
+                                   conv_bn(mid, mid, *op.kernels, layer.stride, groups, act='relu'),
                                    conv_bn(mid, c_out, 1), SqueezeExcite(c_out, c_out // 8, 'relu', nn.Sigmoid()))
         self.shortcut = nn.Identity() if layer.is_plain else conv_bn(c_in, c_out, 1, layer.stride)
 
@@ -130,19 +136,20 @@ class Bottleneck(nn.Module):
 
 # %% ../nbs/04_blocks.ipynb #89e0775c
 def count_cost(
-    module:nn.Module,    # Built on any device
+    module:nn.Module,    # Moved to `meta`: its weights are gone afterwards
     c_in:int,            # Channels of its input
     size:int,            # Height = width of its input
 ) -> Cost:               # Multiply-adds of one image, and learned values
     "What a module costs, counted by torch while it runs."
     from torch.utils.flop_counter import FlopCounterMode
     module = module.to('meta').eval()
-    with FlopCounterMode(display=False) as counter, torch.no_grad(): module(torch.zeros(1, c_in, size, size, device='meta'))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(torch.zeros(1, c_in, size, size, device='meta'))
     return Cost(counter.get_total_flops() // 2, sum(p.numel() for p in module.parameters()))
 
 # %% ../nbs/04_blocks.ipynb #32c56f44
 def check_costs(space) -> dict:
-    "Ops of `space` whose analytic cost differs from the counted one: {(layer, op): (analytic, counted)}; empty when all agree."
+    "Ops whose analytic cost differs from the counted one: {(layer, op): (analytic, counted)}; empty when all agree."
     differ = {}
     for l, layer in enumerate(space.layers):
         for op in space.ops:

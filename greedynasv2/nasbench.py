@@ -8,7 +8,6 @@ __all__ = ['MACRO_FILE', 'MACRO_SHA256', 'MACRO_URL', 'check_macro', 'macro_byte
 
 # %% ../nbs/03_nasbench.ipynb #2c28de90
 import hashlib, json, urllib.request
-from pathlib import Path
 
 import pandas as pd
 import torch
@@ -26,7 +25,8 @@ def check_macro(content:bytes, source) -> bytes:
     "`content` if it is the benchmark to the last bit."
     found = hashlib.sha256(content).hexdigest()
     if found == MACRO_SHA256: return content
-    raise InputError(f'{source} is not NAS-Bench-Macro: its SHA-256 is {found}, expected {MACRO_SHA256}. Remove it, or put the right file there.')
+    raise InputError(f'{source} is not NAS-Bench-Macro: its SHA-256 is {found}, expected {MACRO_SHA256}. '
+                     'Remove it, or put the right file there.')
 
 # %% ../nbs/03_nasbench.ipynb #461a4b96
 def macro_bytes() -> bytes:
@@ -35,33 +35,35 @@ def macro_bytes() -> bytes:
     if path: return check_macro(path.read_bytes(), path)
     try: content = urllib.request.urlopen(MACRO_URL, timeout=20).read()
     except OSError as e:
-        raise InputError(f'NAS-Bench-Macro is not on this machine and could not be downloaded ({e}). Put {MACRO_FILE} from {MACRO_URL} '
-                         f'into {cache_dir()}, or into a folder of your own and name that folder in GREEDYNASV2_DATA.') from None
+        raise InputError(f'NAS-Bench-Macro is not on this machine and could not be downloaded ({e}). '
+                         f'Put {MACRO_FILE} from {MACRO_URL} into {cache_dir()}, '
+                         'or into a folder of your own that GREEDYNASV2_DATA names.') from None
     write_atomic(cache_dir()/MACRO_FILE, check_macro(content, MACRO_URL))
     return content
 
 # %% ../nbs/03_nasbench.ipynb #c80f6164
 def load_macro() -> pd.DataFrame:
-    "NAS-Bench-Macro: `path` (a digit a layer), `mean_acc` and `std` in percent over three trainings, `params`, `flops`."
+    "NAS-Bench-Macro: `path` (a digit a layer), `mean_acc` and `std` (percent, of three trainings), `params`, `flops`."
     rows = sorted(json.loads(macro_bytes()).items())
-    return pd.DataFrame([dict(path=p, **{k: r[k] for k in ('mean_acc', 'std', 'params', 'flops')}) for p, r in rows])
+    columns = 'mean_acc', 'std', 'params', 'flops'
+    return pd.DataFrame([dict(path=p, **{k: r[k] for k in columns}) for p, r in rows])
 
 # %% ../nbs/03_nasbench.ipynb #d5a5ea86
 class TableEvaluator:
     "Look the scores of paths up in a table of known accuracies."
     def __init__(self,
-        space:SearchSpace,     # The space the table is about
-        acc:Tensor,            # Accuracy in percent of every path, in the order of their indices, shape `(n_ops ** n_layers,)`
+        space:SearchSpace,   # The space the table is about
+        acc:Tensor,          # Accuracy in percent of every path, in the order of their indices: `(n_ops ** n_layers,)`
     ):
-        if len(acc) != space.n_ops**space.n_layers: raise InputError(f'{space.name} has {space.n_ops**space.n_layers} paths; the table has {len(acc)} rows.')
+        n = space.n_ops**space.n_layers
+        if len(acc) != n: raise InputError(f'{space.name} has {n} paths; the table has {len(acc)} rows.')
         self.space, self.acc = space, torch.as_tensor(acc, dtype=torch.float)
         self.weights = space.n_ops ** torch.arange(space.n_layers).flip(0)      # a path is a number in base n_ops
 
-    def index(self, paths) -> Tensor: return (self.space.check(paths) * self.weights).sum(-1)
-
     def __call__(self, paths) -> Scores:
         "Scores of `paths`, each shape `(n,)`."
-        acc = self.acc[self.index(torch.atleast_2d(self.space.check(paths)))]
+        paths = torch.atleast_2d(self.space.check(paths))
+        acc = self.acc[(paths * self.weights).sum(-1)]
         return Scores(loss=1 - acc/100, acc=acc)
 
 # %% ../nbs/03_nasbench.ipynb #ee4c1fbe

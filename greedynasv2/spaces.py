@@ -10,17 +10,17 @@ __all__ = ['KINDS', 'SPEC', 'ALPHABET', 'MB_OPS', 'MIX_OPS', 'SHUFFLE_OPS', 'RES
            'register_space']
 
 # %% ../nbs/02_spaces.ipynb #8937d584
-import json, math, re, string
+import json, math, operator, re, string
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 import pandas as pd
 import torch
 from fastcore.basics import patch
 from torch import Tensor
 
-from .core import InputError, check_value, one_of, Count, Amount
+from .core import Bounds, Count, InputError, Whole, check_value, one_of
 
 # %% ../nbs/02_spaces.ipynb #4691980d
 class Cost(NamedTuple):
@@ -65,12 +65,15 @@ class Op:
     ratio:float = 0.       # Expansion (MB) or width of the middle (ResNet, ResNeXt); 0 where there is none
     se:bool = False        # Squeeze-and-excitation
 
-    def cost(self, layer:Layer) -> Cost: return KINDS[self.kind].cost(self, layer)
+    def cost(self, layer:Layer) -> Cost:
+        cost = KINDS[self.kind].cost(self, layer)
+        if isinstance(cost, Cost): return cost
+        raise InputError(f'The cost of op {self.name!r} must be a Cost(flops, params); its function gave {cost!r}.')
 
 @dataclass
 class Kind:
     "A family of ops."
-    pattern:str                    # Regular expression of its names; groups `k`, `ratio`, `se` fill the fields of `Op`
+    pattern:str                    # Regular expression of its names; groups `k`, `ratio`, `se` fill an `Op`
     cost:Callable                  # (op, layer) -> Cost
     module:Callable|None = None    # (op, layer) -> nn.Module
     builtin:bool = False
@@ -87,10 +90,13 @@ def parse_op(name:str) -> Op:
     "The op called `name`; an unknown name is answered with the patterns that are known."
     for kind, k in KINDS.items():
         if m := re.fullmatch(k.pattern, str(name)):
-            found = {'k': '', 'ratio': 0, 'se': None, **m.groupdict()}
-            kernels = dict(MIX=(3, 5, 7), x=(3, 3, 3)).get(found['k']) or tuple(int(c) for c in found['k'] or '')
-            return Op(str(name), kind, kernels, float(found['ratio'] or 0), bool(found['se']))
-    known = '; '.join(f'{kind} ({re.sub("[?]P<([a-z]+)>", "", k.pattern)})' for kind, k in KINDS.items())
+            found = {'k': None, 'ratio': None, 'se': None, **m.groupdict()}
+            kernels = dict(MIX=(3, 5, 7), x=(3, 3, 3)).get(found['k'])
+            if kernels is None: kernels = tuple(int(n) for n in re.findall(r'\d+', found['k'] or ''))
+            try: return Op(str(name), kind, kernels, float(found['ratio'] or 0), found['se'] is not None)
+            except ValueError: raise InputError(f'Op {name!r}: its ratio must be a number.') from None
+    readable = lambda pattern: re.sub(r'[?]P<\w+>', '', pattern).replace('()', '')
+    known = '; '.join(f'{kind} ({readable(k.pattern)})' for kind, k in KINDS.items())
     raise InputError(f'Unknown op {name!r}. Known kinds and their names: {known}. Your own: `register_op`.')
 
 # %% ../nbs/02_spaces.ipynb #5640bd16
@@ -98,10 +104,10 @@ def parse_op(name:str) -> Op:
 def id_cost(op, layer):
     return Cost() if layer.is_plain else conv_cost(layer.c_in, layer.c_out, 1, layer.out_size)
 
-@kind('Conv', r'Conv_K(?P<k>\d)')
+@kind('Conv', r'Conv_K(?P<k>[13579])')
 def conv_bn_cost(op, layer): return conv_cost(layer.c_in, layer.c_out, *op.kernels, layer.out_size)
 
-@kind('MaxPool', r'MaxPool_K(?P<k>\d)')
+@kind('MaxPool', r'MaxPool_K(?P<k>[13579])')
 def max_pool_cost(op, layer):
     if layer.c_in != layer.c_out: raise InputError(f'{op.name} cannot change {layer.c_in} channels into {layer.c_out}.')
     return Cost()
@@ -109,7 +115,8 @@ def max_pool_cost(op, layer):
 # %% ../nbs/02_spaces.ipynb #85f0b147
 def se_cost(channels:int, squeezed:int) -> Cost:
     "Squeeze-and-excitation: two 1x1 convs with bias on one pixel."
-    return conv_cost(channels, squeezed, 1, 1, bias=True, bn=False) + conv_cost(squeezed, channels, 1, 1, bias=True, bn=False)
+    linear = dict(k=1, size=1, bias=True, bn=False)
+    return conv_cost(channels, squeezed, **linear) + conv_cost(squeezed, channels, **linear)
 
 def mix_split(channels:int, n:int) -> list[int]:
     "`channels` dealt to `n` kernels: an equal share each, rounded up; the last takes the rest."
@@ -117,7 +124,7 @@ def mix_split(channels:int, n:int) -> list[int]:
     return [min(share, channels - i*share) for i in range(n)]
 
 # %% ../nbs/02_spaces.ipynb #33b2ba2c
-@kind('MB', r'MB(?P<ratio>[1-9]\d*)_K?(?P<k>\d|MIX)(?P<se>_SE)?')
+@kind('MB', r'MB(?P<ratio>[1-9]\d*)_K?(?P<k>[13579]|MIX)(?P<se>_SE)?')
 def mb_cost(op, layer):
     mid = int(layer.c_in * op.ratio)
     cost = conv_cost(layer.c_in, mid, 1, layer.size) if op.ratio > 1 else Cost()
@@ -137,21 +144,23 @@ def shuffle_shape(layer:Layer) -> ShuffleShape:
     "How a Shuffle block divides its channels."
     side = layer.c_in // 2 if layer.stride == 1 else layer.c_out // 2
     if layer.c_out <= side or layer.c_out % 2:
-        raise InputError(f'A Shuffle op needs an even number of output channels above {side} after {layer.c_in}; the layer has {layer.c_out}.')
-    return ShuffleShape(layer.c_in - side if layer.stride == 1 else layer.c_in, layer.c_out // 2, layer.c_out - side, side)
+        raise InputError(f'A Shuffle op needs an even number of output channels above {side} after {layer.c_in}; '
+                         f'the layer has {layer.c_out}.')
+    c_main = layer.c_in - side if layer.stride == 1 else layer.c_in
+    return ShuffleShape(c_main, layer.c_out // 2, layer.c_out - side, side)
 
 # %% ../nbs/02_spaces.ipynb #c0d8be54
 @kind('Shuffle', r'Shuffle_(?P<k>[357x])(?P<se>)')
 def shuffle_cost(op, layer):
-    c_in, mid, c_out, side = shuffle_shape(layer)
-    dw = lambda c, k, size: conv_cost(c, c, k, size, groups=c)
-    out = layer.out_size
+    (c_in, mid, c_out, side), out = shuffle_shape(layer), layer.out_size
+    pointwise = lambda c, to, size=out: conv_cost(c, to, 1, size)
+    depthwise = lambda c, k: conv_cost(c, c, k, out, groups=c)
     if op.name == 'Shuffle_x':
-        main = dw(c_in, 3, out) + conv_cost(c_in, mid, 1, out) + dw(mid, 3, out) + conv_cost(mid, mid, 1, out) + dw(mid, 3, out)
+        main = depthwise(c_in, 3) + pointwise(c_in, mid) + depthwise(mid, 3) + pointwise(mid, mid) + depthwise(mid, 3)
     else:
-        main = conv_cost(c_in, mid, 1, layer.size) + dw(mid, *op.kernels, out)
-    main += conv_cost(mid, c_out, 1, out) + se_cost(c_out, c_out // 4)
-    return main if layer.stride == 1 else main + dw(layer.c_in, op.kernels[0], out) + conv_cost(layer.c_in, side, 1, out)
+        main = pointwise(c_in, mid, layer.size) + depthwise(mid, *op.kernels)
+    main += pointwise(mid, c_out) + se_cost(c_out, c_out // 4)
+    return main if layer.stride == 1 else main + depthwise(layer.c_in, op.kernels[0]) + pointwise(layer.c_in, side)
 
 # %% ../nbs/02_spaces.ipynb #8177320e
 def res_shape(op:Op, layer:Layer) -> tuple[int, int]:
@@ -159,8 +168,8 @@ def res_shape(op:Op, layer:Layer) -> tuple[int, int]:
     mid = int(op.ratio * layer.c_out / 4) * (2 if op.kind == 'ResNeXt' else 1)
     return mid, math.gcd(32, mid) if op.kind == 'ResNeXt' else 1
 
-@kind('ResNet', r'ResNet_K(?P<k>\d)_(?P<ratio>[\d.]+)x(?P<se>)')
-@kind('ResNeXt', r'ResNeXt_K(?P<k>\d)_(?P<ratio>[\d.]+)x(?P<se>)')
+@kind('ResNet', r'ResNet_K(?P<k>[13579])_(?P<ratio>\d+(?:\.\d+)?)x(?P<se>)')
+@kind('ResNeXt', r'ResNeXt_K(?P<k>[13579])_(?P<ratio>\d+(?:\.\d+)?)x(?P<se>)')
 def res_cost(op, layer):
     (mid, groups), out = res_shape(op, layer), layer.out_size
     cost = conv_cost(layer.c_in, mid, 1, layer.size) + conv_cost(mid, mid, *op.kernels, out, groups=groups)
@@ -169,18 +178,22 @@ def res_cost(op, layer):
 
 # %% ../nbs/02_spaces.ipynb #2e12dafb
 def register_op(
-    name:str,               # Its name, or a regular expression with groups `k`, `ratio`, `se` for a family of names
-    cost:Callable,          # (op, layer) -> Cost, built from `conv_cost` and sums
+    name:str,                    # Its name, or for a family a regular expression with groups `k`, `ratio`, `se`
+    cost:Callable,               # (op, layer) -> Cost, built from `conv_cost` and sums
     module:Callable|None=None,   # (op, layer) -> nn.Module; needed to build networks, not to count
 ):
     "Make an op of your own known, by name, to all spaces."
-    if name in KINDS and KINDS[name].builtin: raise InputError(f'{name!r} is a built-in op; choose another name.')
+    check_value('name', name, str)
+    if any(k.builtin and (name == own or re.fullmatch(k.pattern, name)) for own, k in KINDS.items()):
+        raise InputError(f'{name!r} is a built-in op; choose another name.')
     try: re.compile(name)
     except re.error as e: raise InputError(f'{name!r} is neither a name nor a regular expression: {e}.') from None
+    if not callable(cost): raise InputError(f'cost must be a function (op, layer) -> Cost; given: {cost!r}.')
     KINDS[name] = Kind(name, cost, module)
 
 # %% ../nbs/02_spaces.ipynb #22f900aa
-SPEC = dict(n_classes=Count, image_size=Count, width=Amount, max_flops=int|None, native_size=int|None)   # the numbers of a space
+SPEC = dict(n_classes=Count, image_size=Count, width=Annotated[float, Bounds(.01)],    # the numbers of a space
+            max_flops=Count|None, native_size=Count|None)
 
 class SearchSpace:
     "A space of paths: its ops, its layers, and which op is still alive in which layer."
@@ -193,23 +206,27 @@ class SearchSpace:
         width:float=1.0,             # Multiplies all channels, rounded to multiples of 8
         act:str='hswish',            # Activation of mobile blocks: hswish or relu
         max_flops:int|None=None,     # The most FLOPs that search allows, at `native_size`
-        native_size:int|None=None,   # The size at which `max_flops` is meant, whatever size is trained; None = `image_size`
+        native_size:int|None=None,   # The image size at which `max_flops` is meant; None = `image_size`
     ):
-        numbers = dict(n_classes=n_classes, image_size=image_size, width=width, max_flops=max_flops, native_size=native_size or image_size)
-        self.spec = dict(name=str(name), ops=list(ops), rows=[list(r) for r in rows], act=one_of('act', act, ['hswish', 'relu']),
-                         **{k: check_value(k, v, SPEC[k]) for k, v in numbers.items()})
-        self.ops = self._read_ops()
+        self.spec = dict(name=check_value('name', name, str), ops=check_value('ops', ops, list),
+                         rows=check_value('rows', rows, list), act=one_of('act', act, ['hswish', 'relu']))
+        numbers = dict(n_classes=n_classes, image_size=image_size, width=width, max_flops=max_flops,
+                       native_size=image_size if native_size is None else native_size)
+        self.spec |= {k: check_value(k, v, SPEC[k]) for k, v in numbers.items()}
+        self.ops, self._tables = self._read_ops(), {}
         self.stem, self.layers, self.head = self.layout(self.image_size)
-        self._alive = torch.ones(self.n_layers, self.n_ops, dtype=torch.bool)
-        self._tables = {}
+        self._alive = torch.ones(len(self.layers), len(self.ops), dtype=torch.bool)
+        choices = [(op, layer) for layer in self.layers for op in self.ops]
+        for op, layer in self.stem + choices + self.head: op.cost(layer)   # one that cannot work there says so now
 
-    name = property(lambda self: self.spec['name'])
-    image_size = property(lambda self: self.spec['image_size'])
-    native_size = property(lambda self: self.spec['native_size'])
-    n_classes = property(lambda self: self.spec['n_classes'])
-    width = property(lambda self: self.spec['width'])
-    n_layers = property(lambda self: len(self.layers))
-    n_ops = property(lambda self: len(self.ops))
+# %% ../nbs/02_spaces.ipynb #027e1b7a
+SearchSpace.name = property(lambda self: self.spec['name'])
+SearchSpace.n_classes = property(lambda self: self.spec['n_classes'])
+SearchSpace.image_size = property(lambda self: self.spec['image_size'])
+SearchSpace.native_size = property(lambda self: self.spec['native_size'])
+SearchSpace.width = property(lambda self: self.spec['width'])
+SearchSpace.n_layers = property(lambda self: len(self.layers))
+SearchSpace.n_ops = property(lambda self: len(self.ops))
 
 # %% ../nbs/02_spaces.ipynb #13671083
 ALPHABET = string.digits + string.ascii_letters   # one letter an op in the compact form of a path
@@ -217,11 +234,12 @@ ALPHABET = string.digits + string.ascii_letters   # one letter an op in the comp
 @patch
 def _read_ops(self:SearchSpace) -> list[Op]:
     "The ops, read from their names."
-    names = self.spec['ops']
-    if not names: raise InputError(f'Space {self.name!r} names no ops; a layer needs at least one.')
-    if len(names) > len(ALPHABET): raise InputError(f'Space {self.name!r} names {len(names)} ops; at most {len(ALPHABET)} are allowed.')
-    if len(set(names)) < len(names): raise InputError(f'Space {self.name!r} names an op twice: {", ".join(map(str, names))}.')
-    return [parse_op(n) for n in names]
+    names, what = self.spec['ops'], f'Space {self.name!r} names'
+    if not names: raise InputError(f'{what} no ops; a layer needs at least one.')
+    if len(names) > len(ALPHABET): raise InputError(f'{what} {len(names)} ops; at most {len(ALPHABET)} are allowed.')
+    ops = [parse_op(n) for n in names]
+    if len(set(ops)) < len(ops): raise InputError(f'{what} an op twice: {", ".join(names)}.')
+    return ops
 
 # %% ../nbs/02_spaces.ipynb #f725fef9
 def scale_channels(c:int, width:float) -> int:
@@ -237,22 +255,27 @@ def layout(
     stem, layers, head, c, size = [], [], [], 3, image_size
     for row in self.spec['rows']:
         block, channels, repeat, stride = self._read_row(row)
-        if block is None and head: raise InputError(f'Row {row} of space {self.name!r}: choice rows must follow one another; put {head[-1][0].name} before or after them.')
+        if block is None and head:
+            raise InputError(f'Row {row} of space {self.name!r}: choice rows must follow one another; '
+                             f'put {head[-1][0].name} before or after them.')
         for i in range(repeat):
             layer = Layer(c, scale_channels(channels, self.width), stride if i == 0 else 1, size, self.spec['act'])
             if block is None: layers.append(layer)
             else: (head if layers else stem).append((block, layer))
             c, size = layer.c_out, layer.out_size
-    if not layers: raise InputError(f'Space {self.name!r} has no choice layer; a row that starts with \'choice\' makes one.')
+    if not layers: raise InputError(f"Space {self.name!r} has no choice layer; a 'choice' row makes one.")
     return stem, layers, head
 
 # %% ../nbs/02_spaces.ipynb #23e36858
 @patch
 def _read_row(self:SearchSpace, row) -> tuple:
     "One row of the macro structure: op (None for a choice), channels, repeat, stride."
-    if len(row) != 4: raise InputError(f'Row {row} of space {self.name!r} has {len(row)} entries; it must have 4: op name or \'choice\', channels, repeat, stride.')
+    where = f'row {row} of space {self.name!r}'
+    if not isinstance(row, (tuple, list)) or len(row) != 4:
+        raise InputError(f"The {where} must have 4 entries: op name or 'choice', channels, repeat, stride.")
     block, *numbers = row
-    numbers = [check_value(f'{what} in row {row} of space {self.name!r}', n, Count) for what, n in zip(('channels', 'repeat', 'stride'), numbers)]
+    names = 'channels', 'repeat', 'stride'
+    numbers = [check_value(f'{name} in {where}', n, Count) for name, n in zip(names, numbers)]
     return None if block == 'choice' else parse_op(block), *numbers
 
 # %% ../nbs/02_spaces.ipynb #d6d65e92
@@ -262,16 +285,29 @@ def check(
     paths,            # Op index per layer: `(n_layers,)` or `(n, n_layers)`
 ) -> Tensor:          # The same as a LongTensor on the CPU
     "`paths`, or an `InputError` that says why they are no paths of this space."
-    if not isinstance(paths, Tensor):
-        try: paths = torch.as_tensor(paths)
-        except (TypeError, ValueError, RuntimeError): raise InputError(f'Paths of {self.name} are tensors of op indices; given: {str(paths)[:80]!r}. Names and strings: `space.encode`.') from None
+    what, given = f'Paths of {self.name}', paths
+    try: paths = torch.as_tensor(paths, device='cpu')    # also where another device is the default
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f'{what} are tensors of op indices; given: {str(given)[:80]!r}. '
+                         'Names and strings: `space.encode`.') from None
     if paths.is_floating_point() or paths.is_complex() or paths.dtype == torch.bool:
-        raise InputError(f'Paths of {self.name} hold op indices as integers (torch.long); given: {paths.dtype}.')
+        raise InputError(f'{what} hold op indices as integers (torch.long); given: {paths.dtype}.')
     if paths.ndim not in (1, 2) or paths.shape[-1] != self.n_layers:
-        raise InputError(f'Paths of {self.name} have shape ({self.n_layers},) or (n, {self.n_layers}); given: {tuple(paths.shape)}.')
+        shape = tuple(paths.shape)
+        raise InputError(f'{what} have shape ({self.n_layers},) or (n, {self.n_layers}); given: {shape}.')
+    paths = paths.long()
     low, high = (int(v) for v in paths.aminmax()) if paths.numel() else (0, 0)
-    if low < 0 or high >= self.n_ops: raise InputError(f'Op indices of {self.name} run from 0 to {self.n_ops - 1}; given: {low} to {high}.')
-    return paths.cpu().long()
+    if low < 0 or high >= self.n_ops:
+        raise InputError(f'Op indices of {self.name} run from 0 to {self.n_ops - 1}; given: {low} to {high}.')
+    return paths
+
+# %% ../nbs/02_spaces.ipynb #af33f72b
+@patch
+def check_one(self:SearchSpace, path) -> Tensor:
+    "`path` where a single one is asked for, shape `(n_layers,)`."
+    path = self.check(path)
+    if path.ndim == 1: return path
+    raise InputError(f'One path is asked for, shape ({self.n_layers},); given: {tuple(path.shape)}.')
 
 # %% ../nbs/02_spaces.ipynb #a7e786db
 @patch(as_prop=True)
@@ -284,13 +320,21 @@ def size(self:SearchSpace) -> int:
     "How many paths there are, dropped ops no longer counted."
     return math.prod(self._alive.sum(1).tolist())
 
+# %% ../nbs/02_spaces.ipynb #fc2104c4
 @patch
-def drop(self:SearchSpace, layer:int, op:int):
+def drop(
+    self:SearchSpace,
+    layer:int, op:int,    # Indices, both from 0
+):
     "Take `op` out of the choices of `layer` for good."
+    allowed = f'{self.name} has layers 0 to {self.n_layers - 1} and ops 0 to {self.n_ops - 1}'
+    try: layer, op = operator.index(layer), operator.index(op)
+    except TypeError: raise InputError(f'{allowed}; given: layer {layer!r}, op {op!r}.') from None
     if not (0 <= layer < self.n_layers and 0 <= op < self.n_ops):
-        raise InputError(f'{self.name} has layers 0 to {self.n_layers - 1} and ops 0 to {self.n_ops - 1}; given: layer {layer}, op {op}.')
+        raise InputError(f'{allowed}; given: layer {layer}, op {op}.')
     if self._alive[layer].sum() == 1 and self._alive[layer, op]:
-        raise InputError(f'{self.ops[op].name} is the last op alive in layer {layer} of {self.name} and cannot be dropped.')
+        name = self.ops[op].name
+        raise InputError(f'{name} is the last op alive in layer {layer} of {self.name} and cannot be dropped.')
     self._alive[layer, op] = False
 
 # %% ../nbs/02_spaces.ipynb #fce584f8
@@ -301,20 +345,24 @@ def sample(
     generator:torch.Generator|None=None, # Where the randomness comes from; None = torch's global one
 ) -> Tensor:                             # Paths, shape `(n, n_layers)`
     "`n` paths, each op uniform over what is alive in its layer."
+    check_value('n', n, Whole)
+    if not isinstance(generator, torch.Generator|None):
+        raise InputError(f'generator is {generator!r}; a torch.Generator is asked for, e.g. `core.generator(seed)`.')
     if self._alive.all(): return torch.randint(self.n_ops, (n, self.n_layers), generator=generator)
-    ops = self._alive.int().argsort(dim=1, descending=True, stable=True)        # the alive ops of each layer come first
+    ops = self._alive.int().argsort(dim=1, descending=True, stable=True)   # the alive ops of each layer come first
     draw = torch.randint(1 << 62, (n, self.n_layers), generator=generator) % self._alive.sum(1)
     return ops.T.gather(0, draw)
 
 # %% ../nbs/02_spaces.ipynb #2064da02
 @patch
 def tables(self:SearchSpace, image_size:int|None=None):
-    "FLOPs and params of every op in every layer, two tensors `(n_layers, n_ops)`, and the `Cost` of all that is fixed."
+    "FLOPs and params of every op in every layer, two tensors `(n_layers, n_ops)`, and the `Cost` of what is fixed."
     size = check_value('image_size', self.image_size if image_size is None else image_size, Count)
     if size not in self._tables:
         stem, layers, head = self.layout(size)
         last = (head[-1][1] if head else layers[-1]).c_out
-        fixed = sum((op.cost(layer) for op, layer in stem + head), conv_cost(last, self.n_classes, 1, 1, bias=True, bn=False))
+        classifier = conv_cost(last, self.n_classes, 1, 1, bias=True, bn=False)
+        fixed = sum((op.cost(layer) for op, layer in stem + head), classifier)
         flops, params = torch.tensor([[op.cost(layer) for op in self.ops] for layer in layers]).unbind(-1)
         self._tables[size] = flops, params, fixed
     return self._tables[size]
@@ -342,7 +390,7 @@ def params(self:SearchSpace, paths) -> Tensor:
 # %% ../nbs/02_spaces.ipynb #b58ccf00
 @patch(as_prop=True)
 def max_flops(self:SearchSpace) -> int|None:
-    "The most FLOPs that search allows, at `native_size`; the limit shrinks with the square of the width, as FLOPs do."
+    "The most FLOPs that search allows, at `native_size`; it shrinks with the square of the width, as FLOPs do."
     limit = self.spec['max_flops']
     return limit if limit is None or self.width == 1 else int(limit * self.width**2)
 
@@ -359,13 +407,23 @@ def encode(
     names,      # Op names, a compact string, or a list of either for many paths
 ) -> Tensor:    # The path `(n_layers,)`, or the paths `(n, n_layers)`
     "Names or compact strings to op indices."
-    if isinstance(names, str):
-        if len(names) != self.n_layers: raise InputError(f'A compact path of {self.name} has {self.n_layers} letters; {names!r} has {len(names)}.')
-        return torch.tensor([ALPHABET.index(one_of(f'letter in path {names!r}', c, ALPHABET[:self.n_ops])) for c in names])
-    index, names = {op.name: i for i, op in enumerate(self.ops)}, list(names)
-    if names and (not isinstance(names[0], str) or (names[0] not in index and len(names[0]) == self.n_layers)):
-        return torch.stack([self.encode(n) for n in names])
-    return self.check([index[one_of(f'op of {self.name}', n, index)] for n in names])
+    if isinstance(names, str): return self._encode_compact(names)
+    index = {op.name: i for i, op in enumerate(self.ops)}
+    try: given = list(names)
+    except TypeError: raise InputError(f'encode takes op names or compact strings; given: {names!r}.') from None
+    if not given: return torch.empty(0, self.n_layers, dtype=torch.long)
+    first = given[0]
+    if not isinstance(first, str) or (first not in index and len(first) == self.n_layers):
+        return torch.stack([self.encode(n) for n in given])
+    return self.check([index[one_of(f'op of {self.name}', n, index)] for n in given])
+
+@patch
+def _encode_compact(self:SearchSpace, text) -> Tensor:
+    "One letter an op."
+    if len(text) != self.n_layers:
+        raise InputError(f'A compact path of {self.name} has {self.n_layers} letters; {text!r} has {len(text)}.')
+    letters = ALPHABET[:self.n_ops]
+    return torch.tensor([letters.index(one_of(f'letter in path {text!r}', c, letters)) for c in text])
 
 # %% ../nbs/02_spaces.ipynb #bf74206d
 @patch
@@ -384,12 +442,12 @@ def decode(
 @patch
 def canonical(self:SearchSpace, paths) -> Tensor:
     "Paths with the identities of every run of like layers moved to its end; equal networks become equal paths."
-    paths, ids = self.check(paths).clone(), [i for i, op in enumerate(self.ops) if op.kind == 'ID']
-    if not ids: return paths
+    paths, names = self.check(paths).clone(), [op.name for op in self.ops]
+    if 'ID' not in names: return paths
     starts = [l for l, layer in enumerate(self.layers) if not layer.is_plain] + [self.n_layers]
-    for start, end in zip([-1, *starts], starts):                    # a run: what follows a layer that changes the shape
+    for start, end in zip([-1, *starts], starts):   # a run: what follows a layer that changes the shape
         run = paths[..., start + 1:end]
-        order = torch.argsort((run == ids[0]).int(), dim=-1, stable=True)
+        order = torch.argsort((run == names.index('ID')).int(), dim=-1, stable=True)
         paths[..., start + 1:end] = run.gather(-1, order)
     return paths
 
@@ -400,11 +458,12 @@ SHUFFLE_OPS = ['Shuffle_3', 'Shuffle_5', 'Shuffle_7', 'Shuffle_x']
 RES_OPS = [f'{kind}_K{k}_{r}x' for kind in ('ResNet', 'ResNeXt') for k in (3, 5, 7) for r in ('0.5', '1', '1.5')]
 
 MOBILE = [('Conv_K3', 32, 1, 2), ('MB1_K3', 16, 1, 1),
-          ('choice', 32, 4, 2), ('choice', 40, 4, 2), ('choice', 80, 4, 2), ('choice', 96, 4, 1), ('choice', 192, 4, 2), ('choice', 320, 1, 1),
-          ('Conv_K1', 1280, 1, 1)]
+          ('choice', 32, 4, 2), ('choice', 40, 4, 2), ('choice', 80, 4, 2),
+          ('choice', 96, 4, 1), ('choice', 192, 4, 2), ('choice', 320, 1, 1), ('Conv_K1', 1280, 1, 1)]
 RES50 = [('Conv_K7', 64, 1, 2), ('MaxPool_K3', 64, 1, 2),
          ('choice', 256, 3, 1), ('choice', 512, 4, 2), ('choice', 1024, 6, 2), ('choice', 2048, 3, 2)]
-MACRO = [('Conv_K3', 32, 1, 1), ('choice', 64, 2, 2), ('choice', 128, 3, 2), ('choice', 256, 3, 2), ('Conv_K1', 1280, 1, 1)]
+MACRO = [('Conv_K3', 32, 1, 1),
+         ('choice', 64, 2, 2), ('choice', 128, 3, 2), ('choice', 256, 3, 2), ('Conv_K1', 1280, 1, 1)]
 TOY = [('Conv_K3', 8, 1, 1), ('choice', 16, 2, 2), ('choice', 24, 2, 2), ('Conv_K1', 64, 1, 1)]
 
 # %% ../nbs/02_spaces.ipynb #1cca3f2c
@@ -412,10 +471,12 @@ ALIASES = dict(small='mbse', medium='mbse_mix', large='mbse_mix_shuffle')
 SPACES = {s['name']: s for s in [
     dict(name='mbse', ops=['ID', *MB_OPS], rows=MOBILE, max_flops=330_000_000),
     dict(name='mbse_mix', ops=['ID', *MB_OPS, *MIX_OPS], rows=MOBILE, max_flops=330_000_000),
-    dict(name='mbse_mix_shuffle', ops=['ID', *MB_OPS, *MIX_OPS, *SHUFFLE_OPS], rows=MOBILE, max_flops=330_000_000),
+    dict(name='mbse_mix_shuffle', ops=['ID', *MB_OPS, *MIX_OPS, *SHUFFLE_OPS], rows=MOBILE,
+         max_flops=330_000_000),
     dict(name='res50se', ops=['ID', *RES_OPS], rows=RES50, max_flops=4_100_000_000),
     dict(name='nasbench_macro', ops=['ID', 'MB3_K3', 'MB6_K5'], rows=MACRO, n_classes=10, image_size=32, act='relu'),
-    dict(name='toy', ops=['ID', 'MB3_K3', 'MB3_K5_SE', 'MB6_K3'], rows=TOY, n_classes=10, image_size=16, max_flops=750_000)]}
+    dict(name='toy', ops=['ID', 'MB3_K3', 'MB3_K5_SE', 'MB6_K3'], rows=TOY, n_classes=10, image_size=16,
+         max_flops=750_000)]}
 BUILTIN = frozenset(SPACES)
 
 # %% ../nbs/02_spaces.ipynb #c07a5b77
@@ -424,20 +485,25 @@ def get_space(
     **changes,       # `n_classes`, `image_size`, `width`: other than the space's own
 ) -> SearchSpace:    # A fresh one: what is dropped from it concerns no other
     "The space called `name`."
-    spec = SPACES[one_of('space', ALIASES.get(name, name), [*SPACES, *ALIASES])]
+    if isinstance(name, str): name = ALIASES.get(name, name)
+    spec = SPACES[one_of('space', name, [*SPACES, *ALIASES])]
     for key in changes: one_of('parameter of get_space', key, ['n_classes', 'image_size', 'width'])
     return SearchSpace.from_spec({'native_size': spec.get('image_size', 224), **spec, **changes})
 
+# %% ../nbs/02_spaces.ipynb #384a6cbb
 @patch(cls_method=True)
 def from_spec(cls:SearchSpace, spec:dict) -> SearchSpace:
     "A space from the plain values that describe it, with what was dropped from it, if anything."
-    if not isinstance(spec, dict): raise InputError(f'A space is described by a JSON object; given: {str(spec)[:80]!r}.')
-    allowed = ['name', 'ops', 'rows', 'act', *SPEC, 'dropped']
-    for key in spec: one_of('entry of a space', key, allowed)
-    for key in ('name', 'ops', 'rows'):
-        if key not in spec: raise InputError(f'The description of a space lacks {key!r}. It has: {", ".join(spec)}.')
+    if not isinstance(spec, dict):
+        raise InputError(f'A space is described by a JSON object; given: {str(spec)[:80]!r}.')
+    for key in spec: one_of('entry of a space', key, ['name', 'ops', 'rows', 'act', *SPEC, 'dropped'])
+    missing = {'name', 'ops', 'rows'} - set(spec)
+    if missing: raise InputError(f'The description of a space lacks {", ".join(sorted(missing))}.')
     space = cls(**{k: v for k, v in spec.items() if k != 'dropped'})
-    for layer, op in spec.get('dropped', []): space.drop(layer, op)
+    for pair in check_value('dropped', spec.get('dropped', []), list):
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise InputError(f'dropped lists pairs of a layer and an op; given: {pair!r}.')
+        space.drop(*pair)
     return space
 
 # %% ../nbs/02_spaces.ipynb #27270be4
@@ -464,27 +530,33 @@ def register_space(
     space:SearchSpace,    # What it is
 ):
     "Make a space of your own known by name. Built-in spaces cannot be replaced; your own can."
+    if not check_value('name', name, str): raise InputError('name is empty; a space needs one to be found by.')
     if name in BUILTIN or name in ALIASES: raise InputError(f'{name!r} is a built-in space; choose another name.')
-    if space._alive.logical_not().any(): raise InputError(f'Ops were dropped from {space.name!r}; register the whole space and drop from what `get_space` gives.')
+    if not isinstance(space, SearchSpace): raise InputError(f'A SearchSpace is asked for; given: {space!r}.')
+    if not space._alive.all():
+        raise InputError(f'Ops were dropped from {space.name!r}; register the whole space and drop from a copy.')
     SPACES[name] = {**space.spec, 'name': name}
 
 # %% ../nbs/02_spaces.ipynb #68596e06
 @patch
 def summary(self:SearchSpace) -> pd.DataFrame:
     "A row for each choice layer: its shape, its alive ops, and what the cheapest and the dearest of them cost."
-    flops, params, _ = self.tables()
-    masked = lambda t, fill: t.masked_fill(~self._alive, fill)
-    return pd.DataFrame(dict(
-        channels=[f'{l.c_in} → {l.c_out}' for l in self.layers], stride=[l.stride for l in self.layers], size=[l.size for l in self.layers],
-        n_ops=self._alive.sum(1), ops=[', '.join(op.name for op, a in zip(self.ops, row) if a) for row in self._alive],
-        min_mflops=masked(flops, flops.max()).amin(1) / 1e6, max_mflops=masked(flops, 0).amax(1) / 1e6)).rename_axis('layer')
+    flops, alive = self.tables()[0], self._alive
+    names = [', '.join(op.name for op, a in zip(self.ops, row) if a) for row in alive]
+    shapes = dict(channels=[f'{l.c_in} → {l.c_out}' for l in self.layers], stride=[l.stride for l in self.layers],
+                  size=[l.size for l in self.layers])
+    least, most = flops.masked_fill(~alive, flops.max()).amin(1), flops.masked_fill(~alive, 0).amax(1)
+    return pd.DataFrame(dict(**shapes, n_ops=alive.sum(1), ops=names,
+                             min_mflops=least/1e6, max_mflops=most/1e6)).rename_axis('layer')
 
+# %% ../nbs/02_spaces.ipynb #6932eabe
 @patch
 def __repr__(self:SearchSpace):
-    return f'{self.name}: {self.n_layers} layers, {self.n_ops} ops, {self.size:.3g} paths, {self.n_classes} classes, {self.image_size} px, width {self.width:g}'
+    return (f'{self.name}: {self.n_layers} layers, {self.n_ops} ops, {self.size:.3g} paths, '
+            f'{self.n_classes} classes, {self.image_size} px, width {self.width:g}')
 
 @patch
-def _repr_html_(self:SearchSpace): 
+def _repr_html_(self:SearchSpace):
     from html import escape
     return f'<p>{escape(repr(self))}</p>' + self.summary().to_html(float_format='{:.2f}'.format)
 
@@ -494,22 +566,29 @@ def costs(self:SearchSpace, image_size:int|None=None) -> pd.DataFrame:
     "A row for each op of each layer: `layer`, `op`, `flops`, `params`, `alive`."
     flops, params, _ = self.tables(image_size)
     index = pd.MultiIndex.from_product([range(self.n_layers), [op.name for op in self.ops]], names=['layer', 'op'])
-    return pd.DataFrame(dict(flops=flops.flatten(), params=params.flatten(), alive=self._alive.flatten()), index=index).reset_index()
+    columns = dict(flops=flops.flatten(), params=params.flatten(), alive=self._alive.flatten())
+    return pd.DataFrame(columns, index=index).reset_index()
 
 @patch
 def table(self:SearchSpace, paths) -> pd.DataFrame:
     "A row for each path: compact string, `flops`, `params`."
     paths = torch.atleast_2d(self.check(paths))
-    return pd.DataFrame(dict(path=self.decode(paths, compact=True), flops=self.flops(paths), params=self.params(paths)))
+    names = self.decode(paths, compact=True)
+    return pd.DataFrame(dict(path=names, flops=self.flops(paths), params=self.params(paths)))
 
 # %% ../nbs/02_spaces.ipynb #c1db6726
+def _block_row(where, op:Op, layer:Layer, cost:Cost) -> dict:
+    "One block of a network, as `plot_path` wants it."
+    return dict(layer=where, op=op.name, kernel='+'.join(map(str, op.kernels)), ratio=op.ratio, se=op.se,
+                c_in=layer.c_in, c_out=layer.c_out, stride=layer.stride, size=layer.size, **cost._asdict())
+
 @patch
 def rows(self:SearchSpace, path) -> pd.DataFrame:
     "A row for each block of the network that `path` is, stem and head included: what `plot_path` draws."
-    ops = [self.ops[i] for i in self.check(path).tolist()]
-    parts = [('stem', *s) for s in self.stem] + [(l, op, layer) for l, (op, layer) in enumerate(zip(ops, self.layers))] + [('head', *h) for h in self.head]
-    last = parts[-1][2]
-    rows = [dict(layer=where, op=op.name, kernel='+'.join(map(str, op.kernels)), ratio=op.ratio, se=op.se, c_in=l.c_in, c_out=l.c_out,
-                 stride=l.stride, size=l.size, **op.cost(l)._asdict()) for where, op, l in parts]
-    classifier = conv_cost(last.c_out, self.n_classes, 1, 1, bias=True, bn=False)
-    return pd.DataFrame([*rows, dict(layer='head', op='Linear', kernel='', ratio=0., se=False, c_in=last.c_out, c_out=self.n_classes, stride=1, size=1, **classifier._asdict())])
+    ops = [self.ops[i] for i in self.check_one(path).tolist()]
+    parts = [*(('stem', *s) for s in self.stem), *zip(range(self.n_layers), ops, self.layers),
+             *(('head', *h) for h in self.head)]
+    last = parts[-1][2].c_out
+    classifier = conv_cost(last, self.n_classes, 1, 1, bias=True, bn=False)
+    linear = _block_row('head', Op('Linear', ''), Layer(last, self.n_classes, 1, 1), classifier)
+    return pd.DataFrame([*(_block_row(where, op, layer, op.cost(layer)) for where, op, layer in parts), linear])

@@ -8,11 +8,12 @@ from greedynasv2.core import InputError
 from greedynasv2.spaces import SPACES, SearchSpace, get_space, register_space
 
 FIVE = ['mbse', 'mbse_mix', 'mbse_mix_shuffle', 'res50se', 'nasbench_macro']
-GREEDYNAS_B = ('MB3_K5_SE MB3_K5_SE MB3_K5_SE ID MB3_K5_SE MB3_K7_SE MB3_K5_SE MB3_K3 MB6_K5 ID MB3_K7_SE MB3_K7_SE MB3_K3_SE '
-               'MB3_K5 MB3_K5 MB3_K7_SE MB6_K5_SE MB3_K7_SE MB3_K3_SE MB3_K7_SE MB6_K7_SE').split()
+GREEDYNAS_B = ('MB3_K5_SE MB3_K5_SE MB3_K5_SE ID MB3_K5_SE MB3_K7_SE MB3_K5_SE MB3_K3 MB6_K5 ID MB3_K7_SE '
+               'MB3_K7_SE MB3_K3_SE MB3_K5 MB3_K5 MB3_K7_SE MB6_K5_SE MB3_K7_SE MB3_K3_SE MB3_K7_SE MB6_K7_SE').split()
 
 
-@pytest.mark.parametrize('name, n_params', [('mbse', 45_671_740), ('mbse_mix', 60_299_304), ('mbse_mix_shuffle', 61_456_524)])
+@pytest.mark.parametrize('name, n_params', [
+    ('mbse', 45_671_740), ('mbse_mix', 60_299_304), ('mbse_mix_shuffle', 61_456_524)])
 def test_supernet_params(name, n_params):
     "The table's sum, and the parameters of the modules that are really built."
     from greedynasv2.supernet import SuperNet
@@ -45,7 +46,9 @@ def test_published_networks(name, ops, params, flops):
     assert counted == (flops, params)
 
 
-@pytest.mark.parametrize('name, n_layers, n_ops', [('mbse', 21, 13), ('mbse_mix', 21, 17), ('mbse_mix_shuffle', 21, 21), ('res50se', 16, 19), ('nasbench_macro', 8, 3)])
+@pytest.mark.parametrize('name, n_layers, n_ops', [
+    ('mbse', 21, 13), ('mbse_mix', 21, 17), ('mbse_mix_shuffle', 21, 21),
+    ('res50se', 16, 19), ('nasbench_macro', 8, 3)])
 def test_sizes(name, n_layers, n_ops):
     "Table 1 of the paper."
     space = get_space(name)
@@ -109,12 +112,41 @@ def test_paths_round_trip(name):
     assert torch.equal(space.flops(space.canonical(paths)), space.flops(paths))
 
 
+def test_any_integers_are_paths():
+    "Lists, NumPy and every integer type mean the same path; no paths at all are fine too."
+    space = get_space('toy')
+    path = torch.tensor([1, 2, 0, 3])
+    for dtype in (torch.uint8, torch.int8, torch.int32, torch.uint16, torch.uint64):
+        assert torch.equal(space.check(path.to(dtype)), path)
+    assert torch.equal(space.check(path.numpy().astype('int16')), path)
+    none = space.sample(0)
+    assert len(space.table(none)) == 0 and space.encode(space.decode(none)).shape == (0, 4)
+
+
+@pytest.mark.parametrize('ops, rows, size', [
+    (['ID', 'MB3_K3'], [('choice', 16, 2, 2)], 8),                                # neither stem nor head
+    (['MB3_K5_SE'], [('Conv_K3', 8, 1, 1), ('choice', 16, 2, 2)], 1),             # one op, one pixel
+    (['ID'], [('choice', 3, 2, 1)], 4)])                                          # nothing at all to compute
+def test_smallest_spaces(ops, rows, size):
+    "Counted, built, evaluated and drawn like the large ones."
+    from greedynasv2.blocks import check_costs
+    from greedynasv2.supernet import SuperNet, SupernetEvaluator
+    from greedynasv2.viz import plot_path, plot_space
+    space = SearchSpace('smallest', ops, rows, image_size=size, n_classes=3)
+    paths, x = space.sample(3), torch.randn(4, 3, size, size)
+    assert check_costs(space) == {}
+    scores = SupernetEvaluator(SuperNet(space), x, torch.tensor([0, 1, 2, 0]))(paths)
+    assert scores.loss.isfinite().all()
+    plot_path(space.rows(paths[0])); plot_space(space.costs(), space.table(paths))
+
+
 def test_sampling_is_uniform():
     "Every alive op of every layer comes equally often, before and after drops."
     space = get_space('mbse')
     for drop in [(), (0, 3, 12)]:
         for op in drop: space.drop(5, op)
-        counts = torch.stack([(space.sample(130_000, torch.Generator().manual_seed(1)) == op).sum(0) for op in range(13)], 1).double()
+        paths = space.sample(130_000, torch.Generator().manual_seed(1))
+        counts = torch.stack([(paths == op).sum(0) for op in range(13)], 1).double()
         expected = 130_000 / space.alive.sum(1, keepdim=True)
         assert ((counts - expected)[space.alive].abs() < 5*expected.sqrt().expand_as(counts)[space.alive]).all()
         assert (counts[~space.alive] == 0).all()
@@ -150,10 +182,21 @@ def test_own_space_travels_by_name():
     (lambda s: s.drop(21, 0), 'layers 0 to 20'),
     (lambda s: [s.drop(0, op) for op in range(13)], 'last op alive in layer 0'),
     (lambda s: SearchSpace.from_json('[1]'), 'JSON object'),
-    (lambda s: SearchSpace.from_json('{"name": "x", "ops": ["ID"]}'), "lacks 'rows'"),
+    (lambda s: SearchSpace.from_json('{"name": "x", "ops": ["ID"]}'), 'lacks rows'),
     (lambda s: get_space('mbsee'), "Did you mean 'mbse'"),
-    (lambda s: get_space('mbse', width=-1), 'width is -1; it must be at least 0'),
-    (lambda s: get_space('mbse', n_classes=True), 'n_classes is True; it must be a int')])
+    (lambda s: get_space('mbse', width=-1), 'width is -1; it must be at least 0.01'),
+    (lambda s: get_space('mbse', n_classes=True), 'n_classes is True; it must be an int'),
+    (lambda s: get_space(['mbse']), 'Unknown space'),
+    (lambda s: s.encode(s.sample(2)), 'encode takes op names'),
+    (lambda s: s.drop(0, 'ID'), "op 'ID'"),
+    (lambda s: s.sample(-1), 'n is -1'),
+    (lambda s: s.rows(s.sample(2)), 'One path is asked for'),
+    (lambda s: register_space('own', 'mbse'), 'A SearchSpace is asked for'),
+    (lambda s: SearchSpace('x', 'ID', [('choice', 8, 1, 1)]), 'ops is .ID.; it must be a list'),
+    (lambda s: SearchSpace('x', ['ID'], [3]), 'must have 4 entries'),
+    (lambda s: SearchSpace('x', ['MaxPool_K3'], [('choice', 8, 1, 1)]), 'cannot change 3 channels into 8'),
+    (lambda s: SearchSpace('x', ['MB3_K4'], [('choice', 8, 1, 1)]), 'Unknown op'),
+    (lambda s: SearchSpace.from_spec({**s.spec, 'dropped': [[0, .5]]}), 'layer 0, op 0.5')])
 def test_bad_input_is_answered_with_a_sentence(bad, says):
     "What the caller can mend is an InputError that says how."
     with pytest.raises(InputError, match=says): bad(get_space('mbse'))
@@ -164,7 +207,9 @@ def test_hostile_names_are_shown_as_text():
     from greedynasv2.spaces import conv_cost, register_op, KINDS
     from greedynasv2.viz import plot_path, plot_space
     evil = '<img src=x onerror=alert(1)>'
-    register_op(evil.replace('(', r'\(').replace(')', r'\)'), cost=lambda op, l: conv_cost(l.c_in, l.c_out, 1, l.out_size))
+    pattern = evil.replace('(', r'\(').replace(')', r'\)')
+    register_op(pattern, cost=lambda op, l: conv_cost(l.c_in, l.c_out, 1, l.out_size))
     space = SearchSpace(evil, ['ID', evil], [('choice', 8, 2, 2)], image_size=8, n_classes=2)
-    for text in (space._repr_html_(), plot_path(space.rows([1, 1])).to_json(), plot_space(space.costs()).to_json()): assert '<img' not in text
+    figures = plot_path(space.rows([1, 1])), plot_space(space.costs())
+    for text in (space._repr_html_(), *(fig.to_json() for fig in figures)): assert '<img' not in text
     KINDS.popitem()
