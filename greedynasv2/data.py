@@ -7,10 +7,11 @@ __all__ = ['EXTENSIONS', 'IN_MEMORY_BYTES', 'CIFAR10', 'ImageSet', 'read_image',
            'load_digits_set', 'scan_folder', 'load_split', 'load_folder_set', 'load_cifar10_set', 'load_data']
 
 # %% ../nbs/06_data.ipynb #2d54452f
-import io, tarfile
+import io, os, tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from fastcore.basics import patch
 from PIL import Image
@@ -19,7 +20,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from .core import InputError, cache_dir, check_value, derive_seed, find_data, generator, one_of, write_atomic, Count
+from .core import (Count, InputError, Whole, cache_dir, check_value, derive_seed, find_data, generator,
+                              one_of, write_atomic)
 
 # %% ../nbs/06_data.ipynb #08e2c3db
 @dataclass
@@ -42,8 +44,13 @@ def read_image(
     name=None,         # What to call it in an error
 ) -> Image.Image:
     "An RGB image, or an `InputError` that names the file."
-    try: return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source).convert('RGB')
-    except (OSError, ValueError, SyntaxError) as e: raise InputError(f'{name or source} cannot be read as an image ({type(e).__name__}: {e}). Replace or remove it.') from None
+    try:
+        image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+        if image.mode.startswith('I'): image = Image.fromarray((np.asarray(image) // 256).clip(0, 255).astype(np.uint8))
+        return image.convert('RGB')
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as e:
+        raise InputError(f'{name or source} cannot be read as an image ({type(e).__name__}: {e}). '
+                         'Replace or remove it.') from None
 
 def to_pixels(image:Image.Image, size:int) -> Tensor:
     "uint8 pixels `(3, size, size)`: the shorter side scaled to `size`, the middle cut out."
@@ -58,21 +65,23 @@ def augmentation(
     "A transform of one uint8 image."
     one_of('augmentation', name, ['none', 'shift', 'shift_flip', 'crop_flip'])
     if name == 'none': return v2.Identity()
-    first = v2.RandomResizedCrop(size, antialias=True) if name == 'crop_flip' else v2.RandomCrop(size, padding=max(1, size // 8))
-    return v2.Compose([first, v2.RandomHorizontalFlip()]) if name.endswith('flip') else first
+    if name == 'crop_flip': first = v2.RandomResizedCrop(size, antialias=True)
+    else: first = v2.RandomCrop(size, padding=max(1, size // 8))
+    return v2.Compose([first, v2.RandomHorizontalFlip()] if name.endswith('flip') else [first])
 
 # %% ../nbs/06_data.ipynb #bd3f1da6
 class EpochView(Dataset):
     "The images of a set as one epoch sees them: `view[i]` depends on seed, epoch and i alone."
     def __init__(self, images:ImageSet, size:int, augment:v2.Transform, seed:int, epoch:int):
         self.images, self.size, self.augment, self.seed, self.epoch = images, size, augment, seed, epoch
+        self.crops = any(isinstance(t, v2.RandomResizedCrop) for t in augment.modules())   # out of the whole photograph
 
     def __len__(self): return len(self.images)
     def __getitem__(self, i):
         image = self.images.images[i]
         if not isinstance(image, Tensor):
             image = read_image(image)
-            if not isinstance(self.augment, v2.Compose): image = to_pixels(image, self.size)
+            if not self.crops: image = to_pixels(image, self.size)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self.seed, 'augment', self.epoch, int(i)))
             image = self.augment(image)
@@ -88,15 +97,16 @@ class Data:
     test:ImageSet
     classes:list[str]
     image_size:int
-    augment:str                    # Name of the augmentation of training images
+    augment:str                       # Name of the augmentation of training images
     seed:int = 0
     mean:tuple = (.485, .456, .406)   # Of the channels, as shares of 255
     std:tuple = (.229, .224, .225)
 
     n_classes = property(lambda self: len(self.classes))
     def __repr__(self):
-        return (f'{self.name}: {len(self.train):,} training, {len(self.valid):,} validation, {len(self.test):,} test images, '
-                f'{self.n_classes} classes, {self.image_size} px' + ('' if self.train.in_memory else ', read from files'))
+        counts = f'{len(self.train):,} training, {len(self.valid):,} validation, {len(self.test):,} test images'
+        return (f'{self.name}: {counts}, {self.n_classes} classes, {self.image_size} px'
+                + ('' if self.train.in_memory else ', read from files'))
 
 # %% ../nbs/06_data.ipynb #edffee84
 @patch
@@ -110,18 +120,22 @@ def normalise(self:Data, x:Tensor, device='cpu') -> Tensor:
 @patch
 def batches(
     self:Data,
-    batch_size:int,       # Images a batch; what is left over at the end of an epoch is not used
-    epoch:int=0,          # Another epoch, another order and other augmentations
-    start:int=0,          # Skip so many batches
+    batch_size:int,          # Images a batch; what is left over at the end of an epoch is not used
+    epoch:int=0,             # Another epoch, another order and other augmentations
+    start:int=0,             # Skip so many batches
     device='cpu', n_workers:int=0,
     augment:str|None=None,   # Another augmentation than the data set's own
 ):
     "One epoch of training batches: normalised images and labels on `device`."
-    if len(self.train) < batch_size: raise InputError(f'A batch of {batch_size} images is asked for; {self.name} has {len(self.train)} training images.')
-    order = torch.randperm(len(self.train), generator=generator(self.seed, 'order', epoch))
+    n, size = len(self.train), self.image_size
+    check_value('batch_size', batch_size, Count); check_value('start', start, Whole)
+    if n < batch_size:
+        raise InputError(f'A batch of {batch_size} images is asked for; {self.name} has {n} training images.')
+    order = torch.randperm(n, generator=generator(self.seed, 'order', epoch))
     chosen = [b.tolist() for b in order.split(batch_size)[start:] if len(b) == batch_size]
-    view = EpochView(self.train, self.image_size, augmentation(augment or self.augment, self.image_size), self.seed, epoch)
-    loader = DataLoader(view, batch_sampler=chosen, num_workers=n_workers, pin_memory=torch.device(device).type == 'cuda',
+    view = EpochView(self.train, size, augmentation(augment or self.augment, size), self.seed, epoch)
+    loader = DataLoader(view, batch_sampler=chosen, num_workers=n_workers,
+                        pin_memory=torch.device(device).type == 'cuda',
                         generator=generator(self.seed, 'loader', epoch))   # or it would draw from the global one
     for x, y in loader: yield self.normalise(x, device), y.to(device, non_blocking=True)
 
@@ -135,8 +149,10 @@ def tensors(
 ):                     # Normalised images `(n, 3, size, size)` and labels `(n,)`, on `device`, without augmentation
     "Images of a split held on the device."
     images = getattr(self, one_of('split', split, ['train', 'valid', 'test']))
-    if n is not None and n < len(images): images = images.take(torch.randperm(len(images), generator=generator(self.seed, 'subset', split))[:n])
-    pixels = images.images if images.in_memory else torch.stack([to_pixels(read_image(f), self.image_size) for f in images.images])
+    if check_value('n', n, Count|None) is not None and n < len(images):
+        images = images.take(torch.randperm(len(images), generator=generator(self.seed, 'subset', split))[:n])
+    pixels = images.images
+    if not images.in_memory: pixels = torch.stack([to_pixels(read_image(f), self.image_size) for f in pixels])
     return self.normalise(pixels, device), images.labels.to(device)
 
 # %% ../nbs/06_data.ipynb #304454d0
@@ -147,22 +163,31 @@ def load_digits_set(size:int):
     ink = torch.tensor(digits.images, dtype=torch.float)[:, None] * (255 / 16)
     pixels = F.interpolate(ink, size, mode='bilinear', antialias=True).clamp(0, 255).round().to(torch.uint8)
     everything = ImageSet(pixels.expand(-1, 3, -1, -1).contiguous(), torch.tensor(digits.target))
-    test = torch.arange(len(everything)) % 6 == 0
-    return everything.take((~test).nonzero().flatten()), everything.take(test.nonzero().flatten()), [str(d) for d in digits.target_names]
+    sixth = torch.arange(len(everything)) % 6 == 0
+    train, test = (everything.take(chosen.nonzero().flatten()) for chosen in (~sixth, sixth))
+    return train, test, [str(d) for d in digits.target_names]
 
 # %% ../nbs/06_data.ipynb #8f8f2b24
 EXTENSIONS = {'.jpg', '.jpeg', '.png', '.bmp', '.webp', '.ppm', '.tif', '.tiff'}
+
+def _images_below(folder) -> list:
+    "Image files at any depth, in order; nothing hidden."
+    files = sorted(f for f in folder.rglob('*') if f.suffix.lower() in EXTENSIONS)
+    return [f for f in files if not any(part.startswith('.') for part in f.relative_to(folder).parts)]
 
 def scan_folder(folder) -> tuple[list, Tensor, list]:
     "Files, labels and class names of a folder that has one folder a class."
     folder = Path(folder)
     classes = sorted(d.name for d in folder.iterdir() if d.is_dir() and not d.name.startswith('.'))
-    found = [(f, i) for i, c in enumerate(classes) for f in sorted((folder/c).rglob('*')) if f.suffix.lower() in EXTENSIONS]
-    if not found: raise InputError(f'{folder} holds no images; one folder a class with files that end in {", ".join(sorted(EXTENSIONS))} is expected.')
-    counts = torch.bincount(torch.tensor([i for _, i in found]), minlength=len(classes))
-    if len(classes) < 2: raise InputError(f'{folder} holds one class only, {classes[0]!r}; at least two are needed to classify.')
-    if not counts.all(): raise InputError(f'{folder/classes[int(counts.argmin())]} holds no images; fill the folder or remove it.')
-    return [f for f, _ in found], torch.tensor([i for _, i in found]), classes
+    found = [_images_below(folder/c) for c in classes]
+    if not any(found):
+        raise InputError(f'{folder} holds no images; one folder a class with files that end in '
+                         f'{", ".join(sorted(EXTENSIONS))} is expected.')
+    if len(classes) < 2: raise InputError(f'{folder} holds one class only, {classes[0]!r}; at least two are needed.')
+    for c, files in zip(classes, found):
+        if not files: raise InputError(f'{folder/c} holds no images; fill the folder or remove it.')
+    labels = torch.arange(len(classes)).repeat_interleave(torch.tensor([len(files) for files in found]))
+    return [f for files in found for f in files], labels, classes
 
 # %% ../nbs/06_data.ipynb #f4facb3f
 IN_MEMORY_BYTES = 2**30   # sets up to this size are decoded once and kept
@@ -175,13 +200,17 @@ def load_split(folder, size:int):
 
 def load_folder_set(folder, size:int):
     "An image folder as (train, test or None, classes)."
-    folder = Path(folder).expanduser()
-    if not folder.is_dir(): raise InputError(f'There is no folder {folder}. Data is digits, cifar10, or a folder with train/<class>/ and val/ or test/.')
-    train, classes = load_split(folder/'train' if (folder/'train').is_dir() else folder, size)
-    held_out = next((folder/s for s in ('val', 'test') if (folder/'train').is_dir() and (folder/s).is_dir()), None)
-    test, test_classes = load_split(held_out, size) if held_out else (None, classes)
-    if test_classes != classes: raise InputError(f'{held_out} and train/ have different classes; only in one of them: {", ".join(sorted(set(classes) ^ set(test_classes)))}.')
-    return train, test, classes
+    if not isinstance(folder, str|os.PathLike) or not str(folder) or not (folder := Path(folder).expanduser()).is_dir():
+        raise InputError(f'There is no folder {folder}. '
+                         'Data is digits, cifar10, or a folder with train/<class>/ and val/ or test/.')
+    split = (folder/'train').is_dir()
+    train, classes = load_split(folder/'train' if split else folder, size)
+    held_out = next((folder/s for s in ('val', 'test') if split and (folder/s).is_dir()), None)
+    if held_out is None: return train, None, classes
+    test, test_classes = load_split(held_out, size)
+    if test_classes == classes: return train, test, classes
+    differ = ', '.join(sorted(set(classes) ^ set(test_classes)))
+    raise InputError(f'{held_out} and train/ have different classes; only in one of them: {differ}.')
 
 # %% ../nbs/06_data.ipynb #62b71e7e
 CIFAR10 = 'airplane automobile bird cat deer dog frog horse ship truck'.split()
@@ -196,8 +225,8 @@ def _cifar10_from_archive(path):
             pixels = to_pixels(read_image(archive.extractfile(member).read(), f'{path}:{member.name}'), 32)
             found[split].append((member.name, CIFAR10.index(label), pixels))
     for rows in found.values(): rows.sort(key=lambda r: r[0])
-    return {f'{split}_{k}': v for split, rows in found.items() for k, v in
-            (('x', torch.stack([r[2] for r in rows])), ('y', torch.tensor([r[1] for r in rows])))}
+    x = {f'{split}_x': torch.stack([r[2] for r in rows]) for split, rows in found.items()}
+    return x | {f'{split}_y': torch.tensor([r[1] for r in rows]) for split, rows in found.items()}
 
 # %% ../nbs/06_data.ipynb #70dec44d
 def _cifar10_by_torchvision():
@@ -207,9 +236,11 @@ def _cifar10_by_torchvision():
     for split in ('train', 'test'):
         try: s = Download(folder, train=split == 'train', download=True)
         except (OSError, RuntimeError) as e:
-            raise InputError(f'CIFAR-10 is not on this machine and could not be downloaded ({e}). Put cifar10_imagefolder.tar.gz, or a folder cifar10 '
-                             f'with train/ and test/, into {cache_dir()} or into the folder that GREEDYNASV2_DATA names.') from None
-        sets |= {f'{split}_x': torch.tensor(s.data).permute(0, 3, 1, 2).contiguous(), f'{split}_y': torch.tensor(s.targets)}
+            raise InputError(f'CIFAR-10 is not on this machine and could not be downloaded ({e}). '
+                             'Put cifar10_imagefolder.tar.gz, or a folder cifar10 with train/ and test/, into '
+                             f'{cache_dir()} or into the folder that GREEDYNASV2_DATA names.') from None
+        sets[f'{split}_x'] = torch.tensor(s.data).permute(0, 3, 1, 2).contiguous()
+        sets[f'{split}_y'] = torch.tensor(s.targets)
     return sets
 
 # %% ../nbs/06_data.ipynb #a189f318
@@ -219,10 +250,11 @@ def load_cifar10_set(size:int):
     if folder := find_data('cifar10'): return load_folder_set(folder, size)
     archive, cached = find_data('cifar10_imagefolder.tar.gz'), cache_dir()/'cifar10.safetensors'
     if archive: cached = cached.with_name('cifar10_jpeg.safetensors')      # other pixels than the original's
-    if not cached.exists(): write_atomic(cached, save(_cifar10_from_archive(archive) if archive else _cifar10_by_torchvision()))
-    t = load_file(cached)
-    scaled = lambda x: x if size == 32 else torch.cat([v2.functional.resize(c, size, antialias=True) for c in x.split(5000)])
-    return ImageSet(scaled(t['train_x']), t['train_y']), ImageSet(scaled(t['test_x']), t['test_y']), CIFAR10
+    if not cached.exists():
+        write_atomic(cached, save(_cifar10_from_archive(archive) if archive else _cifar10_by_torchvision()))
+    t, resize = load_file(cached), lambda x: v2.functional.resize(x, size, antialias=True)
+    scaled = lambda x: x if size == 32 else torch.cat([resize(part) for part in x.split(5000)])
+    return *(ImageSet(scaled(t[f'{split}_x']), t[f'{split}_y']) for split in ('train', 'test')), CIFAR10
 
 # %% ../nbs/06_data.ipynb #eeadfb5d
 def _channel_stats(images:ImageSet):
@@ -239,15 +271,17 @@ def load_data(
     seed:int=0,                # Of split, order and augmentation
 ) -> Data:
     "Training, validation and test images."
-    size = check_value('image_size', image_size, Count)
+    size, seed = check_value('image_size', image_size, Count), check_value('seed', seed, int)
     known = dict(digits=(load_digits_set, 'shift'), cifar10=(load_cifar10_set, 'shift_flip'))
     load, augment = known.get(str(name), (lambda size: load_folder_set(name, size), None))
     train, test, classes = load(size)
     n_valid = min(5000, max(1, len(train) // 10)) if n_valid is None else check_value('n_valid', n_valid, Count)
     left = len(train) - n_valid
-    if left < 1: raise InputError(f'{n_valid} of {len(train)} training images are to be held out; at least one must be left to train on.')
+    if left < 1:
+        raise InputError(f'{n_valid} of {len(train)} training images are to be held out; one must be left to train on.')
     order = torch.randperm(len(train), generator=generator(seed, 'split'))
     n_train = left if n_train is None else min(left, check_value('n_train', n_train, Count))
     valid, train = train.take(order[:n_valid]), train.take(order[n_valid:n_valid + n_train])
     stats = dict(zip(('mean', 'std'), _channel_stats(train))) if train.in_memory else {}
-    return Data(str(name), train, valid, test or valid, classes, size, augment or ('shift_flip' if train.in_memory else 'crop_flip'), seed, **stats)
+    augment = augment or ('shift_flip' if train.in_memory else 'crop_flip')
+    return Data(str(name), train, valid, test or valid, classes, size, augment, seed, **stats)

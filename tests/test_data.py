@@ -14,7 +14,8 @@ def make_folder(root, splits=('train', 'val'), classes=('cat', 'dog'), n=12):
         for c in classes:
             (root/split/c).mkdir(parents=True)
             for i in range(n):
-                Image.fromarray(torch.randint(256, (24, 30, 3), generator=rng, dtype=torch.uint8).numpy()).save(root/split/c/f'{i}.png')
+                pixels = torch.randint(256, (24, 30, 3), generator=rng, dtype=torch.uint8)
+                Image.fromarray(pixels.numpy()).save(root/split/c/f'{i}.png')
     return root
 
 
@@ -49,7 +50,8 @@ def test_splits_are_disjoint_and_follow_the_seed():
     a, b = load_data('digits', 16, seed=0), load_data('digits', 16, seed=1)
     whole = lambda d: torch.cat([d.train.images, d.valid.images]).flatten(1)
     assert len(a.train) + len(a.valid) + len(a.test) == 1797
-    assert torch.equal(whole(a).long().sum(0), whole(b).long().sum(0)) and not torch.equal(a.valid.images, b.valid.images)
+    assert torch.equal(whole(a).long().sum(0), whole(b).long().sum(0))
+    assert not torch.equal(a.valid.images, b.valid.images)
     assert torch.equal(a.test.images, b.test.images)
     assert len(load_data('digits', 16, n_train=100).train) == 100
 
@@ -66,7 +68,8 @@ def test_bad_folders(tmp_path):
     with pytest.raises(InputError, match='There is no folder'): load_data(tmp_path/'nowhere')
     (tmp_path/'empty').mkdir()
     with pytest.raises(InputError, match='empty holds no images'): load_data(tmp_path/'empty')
-    with pytest.raises(InputError, match="one class only, 'cat'"): load_data(make_folder(tmp_path/'one', classes=('cat',)))
+    one = make_folder(tmp_path/'one', classes=('cat',))
+    with pytest.raises(InputError, match="one class only, 'cat'"): load_data(one)
     folder = make_folder(tmp_path/'two')
     (folder/'val'/'cat').rename(folder/'val'/'cow')
     with pytest.raises(InputError, match='different classes; only in one of them: cat, cow'): load_data(folder)
@@ -77,6 +80,30 @@ def test_bad_folders(tmp_path):
     (folder/'train'/'dog'/'3.png').write_bytes((folder/'train'/'dog'/'3.png').read_bytes()[:60])
     with pytest.raises(InputError, match='dog/3.png cannot be read'): load_data(folder)
     with pytest.raises(InputError, match='A batch of 9999 images'): next(load_data('digits').batches(9999))
+
+
+def test_photographs_are_scaled_before_they_are_shifted(tmp_path, monkeypatch):
+    "From files or from memory, shift_flip gives the same pixels: the whole image, not a corner at full resolution."
+    folder = make_folder(tmp_path)
+    small = load_data(folder, image_size=16)
+    monkeypatch.setattr('greedynasv2.data.IN_MEMORY_BYTES', 0)
+    large = load_data(folder, image_size=16)
+    assert (small.augment, large.augment) == ('shift_flip', 'crop_flip')
+    large.mean, large.std = small.mean, small.std
+    assert same(small.batches(4), large.batches(4, augment='shift_flip'))
+
+
+def test_all_kinds_of_files(tmp_path):
+    "Upper-case endings and every mode are read; hidden files are not."
+    for c in 'ab': (tmp_path/c).mkdir()
+    for i, mode in enumerate(['L', 'LA', 'P', 'RGBA', 'I;16', '1']):
+        Image.new(mode, (9, 9)).save(tmp_path/'a'/f'{i}.PNG')
+    Image.new('CMYK', (1, 9)).save(tmp_path/'b'/'c.JPEG')
+    (tmp_path/'b'/'._c.jpg').write_text('no image')
+    (tmp_path/'a'/'.ipynb_checkpoints').mkdir()
+    Image.new('RGB', (9, 9)).save(tmp_path/'a'/'.ipynb_checkpoints'/'L1.png')
+    data = load_data(tmp_path, image_size=8)
+    assert len(data.train) + len(data.valid) == 7
 
 
 @pytest.mark.slow
