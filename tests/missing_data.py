@@ -1,4 +1,4 @@
-"Print a pattern of the notebooks that nbdev_test shall pass by: those whose data can be had neither here nor from the net."
+"Print a pattern of the notebooks that nbdev_test shall pass by: those whose data cannot be had here."
 import sys
 
 from greedynasv2.core import InputError

@@ -37,11 +37,11 @@ def local_imports(path):
 
 
 def test_exported_cells_are_short():
-    "Half of the exported cells have at most 12 lines, none has more than 40."
+    "Half of the exported cells have at most 12 lines, none has more than 25."
     lengths = {(nb.name, source): n_lines(source) for nb in LIBRARY for source in code_cells(nb)
                if re.search(r'^#\|\s*export', source, re.M)}
     assert lengths, 'no notebook exports anything'
-    long = [f'{name}, {n} lines: {source[:60]!r}' for (name, source), n in lengths.items() if n > 40]
+    long = [f'{name}, {n} lines: {source[:60]!r}' for (name, source), n in lengths.items() if n > 25]
     assert not long, '\n'.join(long)
     assert median(lengths.values()) <= 12
 
@@ -58,7 +58,8 @@ def test_modules_import_only_lower_numbers():
 @pytest.mark.slow
 @pytest.mark.parametrize('name, parameters', [
     ('explore_spaces', dict(space='toy', n_steps=20)),
-    ('benchmark', dict(n_paths=4, n_images=2, repeats=1, eval_repeats=1, batch_size=2, eval_size=32, out='benchmark.json')),
+    ('benchmark', dict(n_paths=4, n_images=2, repeats=1, eval_repeats=1, batch_size=2, eval_size=32,
+                       out='benchmark.json')),
 ])
 def test_notebook_runs_headless(name, parameters, tmp_path, monkeypatch):
     "Papermill runs it from a folder that is not the project's, and its output stays small."
