@@ -42,6 +42,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                   'greedynasv2.core.get_device': ('core.html#get_device', 'greedynasv2/core.py'),
                                   'greedynasv2.core.new_names': ('core.html#new_names', 'greedynasv2/core.py'),
                                   'greedynasv2.core.one_of': ('core.html#one_of', 'greedynasv2/core.py'),
+                                  'greedynasv2.core.progress': ('core.html#progress', 'greedynasv2/core.py'),
+                                  'greedynasv2.core.seeded': ('core.html#seeded', 'greedynasv2/core.py'),
                                   'greedynasv2.core.set_seed': ('core.html#set_seed', 'greedynasv2/core.py'),
                                   'greedynasv2.core.write_atomic': ('core.html#write_atomic', 'greedynasv2/core.py')},
             'greedynasv2.data': { 'greedynasv2.data.Data': ('data.html#data', 'greedynasv2/data.py'),
@@ -191,5 +193,9 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                  'greedynasv2.viz._resolution_bands': ('viz.html#_resolution_bands', 'greedynasv2/viz.py'),
                                  'greedynasv2.viz.as_text': ('viz.html#as_text', 'greedynasv2/viz.py'),
                                  'greedynasv2.viz.figure': ('viz.html#figure', 'greedynasv2/viz.py'),
+                                 'greedynasv2.viz.plot_confidence': ('viz.html#plot_confidence', 'greedynasv2/viz.py'),
+                                 'greedynasv2.viz.plot_filter_history': ('viz.html#plot_filter_history', 'greedynasv2/viz.py'),
                                  'greedynasv2.viz.plot_path': ('viz.html#plot_path', 'greedynasv2/viz.py'),
+                                 'greedynasv2.viz.plot_phi': ('viz.html#plot_phi', 'greedynasv2/viz.py'),
+                                 'greedynasv2.viz.plot_precision_recall': ('viz.html#plot_precision_recall', 'greedynasv2/viz.py'),
                                  'greedynasv2.viz.plot_space': ('viz.html#plot_space', 'greedynasv2/viz.py')}}}

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['Count', 'Whole', 'Share', 'Amount', 'InputError', 'one_of', 'Bounds', 'check_value', 'config', 'new_names',
-           'derive_seed', 'generator', 'set_seed', 'get_device', 'cache_dir', 'find_data', 'write_atomic', 'Scores',
-           'compare']
+           'derive_seed', 'generator', 'set_seed', 'seeded', 'get_device', 'cache_dir', 'find_data', 'write_atomic',
+           'Scores', 'progress', 'compare']
 
-# %% ../nbs/00_core.ipynb #0a0fbcb8
+# %% ../nbs/00_core.ipynb #04287408
 import dataclasses, difflib, hashlib, os, random, time, types, typing
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -126,6 +127,14 @@ def set_seed(seed:int):
     "Seed Python, NumPy and torch: for what draws from the global generators, such as the first weights of a net."
     random.seed(seed); np.random.seed(seed % 2**32); torch.manual_seed(seed)
 
+# %% ../nbs/00_core.ipynb #cc7aaed2
+@contextmanager
+def seeded(seed:int, *keys):
+    "Within: torch's global generator, seeded for one purpose. Afterwards: as it was."
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, *keys))
+        yield
+
 # %% ../nbs/00_core.ipynb #feca889e
 def get_device(name:str='auto') -> torch.device:
     "The device called `name`: auto, cpu, cuda or cuda:N."
@@ -167,6 +176,17 @@ class Scores(NamedTuple):
     "How good each of n paths is."
     loss:Tensor   # Mean validation loss, shape `(n,)`
     acc:Tensor    # Accuracy in percent, shape `(n,)`
+
+# %% ../nbs/00_core.ipynb #c5415cff
+def progress(
+    steps,                # What to go through
+    what:str,             # Said in front of the bar
+    show:bool=True,       # False: go through it silently
+    **kwargs,             # For tqdm
+):
+    "Go through `steps` with a progress bar."
+    from tqdm import tqdm
+    return tqdm(steps, desc=what, disable=not show, mininterval=1, leave=False, **kwargs)
 
 # %% ../nbs/00_core.ipynb #0617dcb7
 def compare(

@@ -6,7 +6,7 @@
 __all__ = ['EXTENSIONS', 'IN_MEMORY_BYTES', 'CIFAR10', 'ImageSet', 'read_image', 'to_pixels', 'augmentation', 'EpochView', 'Data',
            'load_digits_set', 'scan_folder', 'load_split', 'load_folder_set', 'load_cifar10_set', 'load_data']
 
-# %% ../nbs/06_data.ipynb #2d54452f
+# %% ../nbs/06_data.ipynb #484942c7
 import io, os, tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from .core import (Count, InputError, Whole, cache_dir, check_value, derive_seed, find_data, generator,
-                              one_of, write_atomic)
+from .core import (Count, InputError, Whole, cache_dir, check_value, find_data, generator,
+                              one_of, seeded, write_atomic)
 
 # %% ../nbs/06_data.ipynb #08e2c3db
 @dataclass
@@ -69,7 +69,7 @@ def augmentation(
     else: first = v2.RandomCrop(size, padding=max(1, size // 8))
     return v2.Compose([first, v2.RandomHorizontalFlip()] if name.endswith('flip') else [first])
 
-# %% ../nbs/06_data.ipynb #bd3f1da6
+# %% ../nbs/06_data.ipynb #23df6d71
 class EpochView(Dataset):
     "The images of a set as one epoch sees them: `view[i]` depends on seed, epoch and i alone."
     def __init__(self, images:ImageSet, size:int, augment:v2.Transform, seed:int, epoch:int):
@@ -82,9 +82,7 @@ class EpochView(Dataset):
         if not isinstance(image, Tensor):
             image = read_image(image)
             if not self.crops: image = to_pixels(image, self.size)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(self.seed, 'augment', self.epoch, int(i)))
-            image = self.augment(image)
+        with seeded(self.seed, 'augment', self.epoch, int(i)): image = self.augment(image)
         return image if isinstance(image, Tensor) else v2.functional.pil_to_tensor(image), self.images.labels[i]
 
 # %% ../nbs/06_data.ipynb #f4654322

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['GREY', 'FAINT', 'CLEAR', 'COLOURS', 'SEQUENTIAL', 'axis', 'KERNEL_COLOURS', 'as_text', 'figure', 'plot_space',
-           'plot_path']
+           'plot_path', 'plot_confidence', 'plot_filter_history', 'plot_phi', 'plot_precision_recall']
 
 # %% ../nbs/01_viz.ipynb #dcaf9ac5
 import numpy as np
@@ -30,7 +30,7 @@ def as_text(name) -> str:
     "`name` as plotly shall show it: letter by letter, no tag or entity interpreted."
     return str(name).replace('&', '&amp;').replace('<', '&lt;').replace('>', '&gt;')
 
-# %% ../nbs/01_viz.ipynb #a5f9ed2e
+# %% ../nbs/01_viz.ipynb #30a799ca
 def figure(
     *traces,        # Plotly traces
     title:str='',   # One line above the figure
@@ -39,7 +39,7 @@ def figure(
     **layout,       # Anything else for `update_layout`
 ) -> go.Figure:
     "A figure in the one look of this library."
-    fig = go.Figure(traces, layout=dict(template='greedynasv2', title_text=title))
+    fig = go.Figure(traces, layout=dict(template='greedynasv2', title_text=as_text(title)))
     return fig.update_layout(**layout).update_xaxes(title_text=x).update_yaxes(title_text=y)
 
 # %% ../nbs/01_viz.ipynb #faded0b7
@@ -53,7 +53,7 @@ def _cost_heatmap(costs):
         customdata=grid, hovertemplate='layer %{x}, %{y}<br>%{customdata:.3f} M multiply-adds<extra></extra>',
         colorscale=SEQUENTIAL, showscale=False, xgap=1, ygap=1)
 
-# %% ../nbs/01_viz.ipynb #b3f46381
+# %% ../nbs/01_viz.ipynb #f0724f55
 def plot_space(
     costs:pd.DataFrame,              # A row for each op of each layer: `layer`, `op`, `flops`, `alive`
     paths:pd.DataFrame|None=None,    # A row for each of some random paths: `flops`
@@ -72,7 +72,7 @@ def plot_space(
                             annotation_text=f'limit {limit/1e6:,.0f} M', row=1, col=2)
     fig.update_xaxes(title_text='layer', row=1, col=1)
     fig.update_xaxes(title_text='million multiply-adds', row=1, col=2).update_yaxes(title_text='paths', row=1, col=2)
-    return fig.update_layout(template='greedynasv2', title_text=title, height=max(360, 150 + 20*costs.op.nunique()))
+    return fig.update_layout(template='greedynasv2', title_text=as_text(title), height=max(360, 150 + 20*costs.op.nunique()))
 
 # %% ../nbs/01_viz.ipynb #e4ba978f
 KERNEL_COLOURS = {'1': '#b0b0b0', '3': COLOURS[0], '5': COLOURS[1], '7': COLOURS[2],
@@ -100,7 +100,7 @@ def _resolution_bands(fig, rows):
                       fillcolor=GREY, opacity=.09*(i % 2),
                       annotation_text=f'{size} px', annotation_position='top left', annotation_font_size=11)
 
-# %% ../nbs/01_viz.ipynb #0c9c9a7d
+# %% ../nbs/01_viz.ipynb #8c08867d
 def plot_path(
     rows:pd.DataFrame,   # A row a layer: layer, op, kernel, ratio, se, c_in, c_out, stride, size, flops, params
     title:str='',        # None given: what the network costs
@@ -118,4 +118,38 @@ def plot_path(
     inner = ~rows.layer.isin(['stem', 'head'])       # a wide head is cut off, or the layers would look flat
     fig.update_yaxes(range=[0, 1.3*rows.c_out[inner].max()])
     names = [as_text(f'{l}  {o}') for l, o in zip(rows.layer, rows.op)]
-    return fig.update_xaxes(tickvals=list(rows.index), ticktext=names, tickangle=-60)
+    return fig.update_xaxes(tickvals=list(rows.index), ticktext=names, tickangle=-60, range=[-.7, len(rows) - .3])
+
+# %% ../nbs/01_viz.ipynb #f85a697d
+def plot_confidence(
+    curves:pd.DataFrame,   # `p`, `k`, `confidence`
+    m:int,                 # Paths drawn
+) -> go.Figure:
+    "Confidence that at least k of m paths are of a class, against the class's share p, a curve for each k."
+    lines = [go.Scatter(x=c.p, y=c.confidence, name=f'k = {k}', mode='lines') for k, c in curves.groupby('k')]
+    return figure(*lines, title=f'At least k of m = {m} random paths', x='share p of the class in the space', y='confidence')
+
+# %% ../nbs/01_viz.ipynb #2cac36b1
+def plot_filter_history(history:pd.DataFrame) -> go.Figure:
+    "Losses of a filter over the steps of its training: `step`, `var_loss` and, if paths were held out, `valid_loss`."
+    names = dict(var_loss='weak paths learned from', valid_loss='weak paths held out')
+    lines = [go.Scatter(x=history.step, y=history[c], name=n, mode='lines') for c, n in names.items() if c in history]
+    return figure(*lines, title='Filter training', x='step', y='variational loss (0 is chance)')
+
+# %% ../nbs/01_viz.ipynb #90b9b8d4
+def plot_phi(
+    paths:pd.DataFrame,       # `phi` between 0 and 1, and `label`, whatever the paths are told apart by
+    threshold:float=.5,       # Above it a path counts as weak
+) -> go.Figure:
+    "Histogram of the normalised Phi, a colour a label."
+    bars = [go.Histogram(x=p.phi, name=as_text(label), xbins=dict(start=0, end=1.0001, size=.02), opacity=.75)
+            for label, p in paths.groupby('label', sort=False)]
+    fig = figure(*bars, title='What the filter thinks', x='Φ, normalised: chance to be weak', y='paths (log)', barmode='overlay')
+    fig.add_vline(threshold, line=dict(color=GREY, dash='dash'), annotation_text='weak →')
+    return fig.update_yaxes(type='log')
+
+# %% ../nbs/01_viz.ipynb #f5cbbe62
+def plot_precision_recall(curves:pd.DataFrame) -> go.Figure:
+    "Precision against recall of the weak class, a curve for each `share` of labels: `share`, `recall`, `precision` in percent."
+    lines = [go.Scatter(x=c.recall, y=c.precision, name=f'{share:.0%} of the data', mode='lines') for share, c in curves.groupby('share')]
+    return figure(*lines, title='Weak paths: precision and recall', x='recall (%)', y='precision (%)')
