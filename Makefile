@@ -38,6 +38,8 @@ check: $(READY) ## the quick part of the tests, for everyday work
 	$(PYTEST) -m 'not slow'
 
 accept: bench ## the long acceptance runs; what they measure goes to results/
+	@echo 'Running nbs/filter_nasbench.ipynb ...'
+	@$(call run_nb,filter_nasbench)
 
 bench: $(READY) ## side-by-side timings; leave the machine alone meanwhile
 	@mkdir -p runs results

@@ -60,10 +60,12 @@ def test_modules_import_only_lower_numbers():
     ('explore_spaces', dict(space='toy', n_steps=20)),
     ('benchmark', dict(n_paths=4, n_images=2, repeats=1, eval_repeats=1, batch_size=2, eval_size=32,
                        out='benchmark.json')),
+    ('filter_nasbench', dict(shares=[.01], n_seeds=1, dim=8, out='filter.json')),
 ])
-def test_notebook_runs_headless(name, parameters, tmp_path, monkeypatch):
+def test_notebook_runs_headless(name, parameters, tmp_path, monkeypatch, data_file):
     "Papermill runs it from a folder that is not the project's, and its output stays small."
     import papermill
+    if 'nasbench' in name: data_file('nas-bench-macro_cifar10.json')
     monkeypatch.chdir(tmp_path)
     out = tmp_path/f'{name}.ipynb'
     papermill.execute_notebook(ROOT/f'nbs/{name}.ipynb', out, parameters, progress_bar=False)

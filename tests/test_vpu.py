@@ -1,0 +1,115 @@
+"The filter learns what is there, says when nothing is, repeats itself, and knows what was dropped."
+import warnings
+
+import pytest
+import torch
+
+from greedynasv2.core import InputError
+from greedynasv2.spaces import get_space
+from greedynasv2.vpu import FilterConfig, PathFilter, confidence, train_filter
+
+
+def additive_truth(space, n, q, seed=0):
+    "Paths of a space whose ops have additive scores: the weak share q of n random ones, and a judge of any path."
+    g = torch.Generator().manual_seed(seed)
+    score = torch.randn(space.n_layers, space.n_ops, generator=g)
+    of = lambda paths: score[torch.arange(space.n_layers), paths].sum(1)
+    threshold = of(space.sample(20_000, g)).quantile(q)
+    paths = space.sample(n, g)
+    return paths[of(paths) < threshold], lambda paths: of(paths) < threshold
+
+
+@pytest.mark.parametrize('m, k, p, expected', [
+    (10, 5, .6, .8338), (10, 5, .1, .0016), (10, 5, .9, .9999), (3, 0, .2, 1.)])
+def test_theorem_1(m, k, p, expected):
+    "The paper's numbers."
+    assert round(confidence(m, k, p), 4) == expected
+
+
+def test_dropped_ops_are_weak():
+    "Whatever the network says, a path with a dropped op is weak with probability 1."
+    space = get_space('toy')
+    filt, path = PathFilter(space, dim=8), space.encode(['1203', '0203'])
+    filt.log_phi_max.fill_(100.)                      # everything else is kept
+    assert not filt.is_weak(path).any()
+    space.drop(0, 1)
+    assert filt.is_weak(path).tolist() == [True, False] and filt.prob(path)[0] == 1
+
+
+def test_normalisation_looks_at_alive_paths_only():
+    "The largest Phi is taken over the unlabelled paths that are still alive."
+    space = get_space('toy')
+    filt, paths = PathFilter(space, dim=8), space.sample(300)
+    top = int(filt.log_phi(paths).argmax())
+    filt.normalise(paths)
+    before = filt.log_phi_max.item()
+    space.drop(0, int(paths[top, 0]))
+    filt.normalise(paths)
+    assert filt.log_phi_max.item() < before
+    assert filt.prob(paths[~filt.uses_dropped(paths)]).max() == 1
+
+
+def test_training_repeats_goes_on_and_leaves_the_global_generator_alone():
+    "Same seed, same filter; a second round starts from the first's weights; other random numbers do not move."
+    space = get_space('toy')
+    weak, _ = additive_truth(space, 200, .7)
+    u, cfg = space.sample(1000), FilterConfig(n_iters=20)
+    torch.manual_seed(0); expected = torch.rand(1)
+    filters = [PathFilter(space, dim=8) for _ in range(2)]
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        for f in filters: train_filter(f, weak, u, cfg)
+        assert torch.equal(torch.rand(1), expected)
+        assert torch.equal(*[f.log_phi(u) for f in filters])
+        first = filters[0].log_phi(u)
+        train_filter(filters[0], weak, u, cfg.replace(n_iters=1, lr=1e-9))
+    assert filters[0].rounds == 2 and torch.allclose(filters[0].log_phi(u), first, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_learns_an_additive_truth_at_21_layers():
+    "Half of a thousand labelled paths tell a 21-layer space apart far better than chance, and about half is kept."
+    space = get_space('mbse')
+    weak, truth = additive_truth(space, 1000, .5)
+    filt = PathFilter(space, dim=32)
+    train_filter(filt, weak, space.sample(10*len(weak), torch.Generator().manual_seed(1)), FilterConfig(seed=1))
+    paths = space.sample(4000, torch.Generator().manual_seed(2))
+    called, is_weak = filt.is_weak(paths), truth(paths)
+    assert .25 < 1 - called.float().mean() < .75
+    assert (called == is_weak).float().mean() > .65
+
+
+def test_an_untrained_filter_says_so():
+    "After one step nothing can be told apart, and the verdict travels with the saved filter."
+    space = get_space('nasbench_macro')
+    weak, _ = additive_truth(space, 600, .9)
+    filt = PathFilter(space, dim=8)
+    with pytest.warns(UserWarning, match='should not be acted on'):
+        train_filter(filt, weak, space.sample(10*len(weak)), FilterConfig(n_iters=1))
+    assert 'cannot tell weak from unlabelled' in filt.verdict
+
+
+def test_saved_and_loaded_with_verdict(tmp_path):
+    "Weights, normalisation, rounds and verdict come back."
+    space = get_space('toy')
+    filt, paths = PathFilter(space, dim=8), space.sample(50)
+    filt.normalise(paths); filt.rounds, filt.verdict = 3, 'keeps <b>nothing</b>'
+    filt.save(tmp_path/'f.safetensors')
+    again = PathFilter.load(tmp_path/'f.safetensors', space)
+    assert torch.equal(again.prob(paths), filt.prob(paths))
+    assert (again.rounds, again.verdict) == (3, filt.verdict)
+
+
+def test_bad_input_is_answered_with_a_sentence(tmp_path):
+    "Empty sets, another space, NaN, files that are no filters."
+    space = get_space('toy')
+    filt, paths = PathFilter(space, dim=8), space.sample(10)
+    for weak, u, says in [(paths[:0], paths, 'no weak paths'), (paths, paths[:0], 'no unlabelled paths'),
+                          (get_space('mbse').sample(3), paths, r'given: \(3, 21\)')]:
+        with pytest.raises(InputError, match=says): train_filter(filt, weak, u)
+    (tmp_path/'x.safetensors').write_text('no filter')
+    with pytest.raises(InputError, match='cannot be read as a filter'): PathFilter.load(tmp_path/'x.safetensors', space)
+    with pytest.raises(InputError, match='cannot be read as a filter'): PathFilter.load(tmp_path/'nowhere', space)
+    with pytest.raises(InputError, match='0 <= k <= m'): confidence(3, 4, .5)
+    with pytest.raises(InputError, match='Allowed: vpu, pn, upu, nnpu'): FilterConfig(method='pu')
