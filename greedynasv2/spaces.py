@@ -537,19 +537,20 @@ def register_space(
         raise InputError(f'Ops were dropped from {space.name!r}; register the whole space and drop from a copy.')
     SPACES[name] = {**space.spec, 'name': name}
 
-# %% ../nbs/02_spaces.ipynb #68596e06
+# %% ../nbs/02_spaces.ipynb #c1036e5f
 @patch
 def summary(self:SearchSpace) -> pd.DataFrame:
     "A row for each choice layer: its shape, its alive ops, and what the cheapest and the dearest of them cost."
     flops, alive = self.tables()[0], self._alive
-    names = [', '.join(op.name for op, a in zip(self.ops, row) if a) for row in alive]
+    listed = lambda row: ', '.join(op.name for op, a in zip(self.ops, row) if a)
+    names = ['all' if row.all() else listed(row) for row in alive]
     shapes = dict(channels=[f'{l.c_in} → {l.c_out}' for l in self.layers], stride=[l.stride for l in self.layers],
                   size=[l.size for l in self.layers])
     least, most = flops.masked_fill(~alive, flops.max()).amin(1), flops.masked_fill(~alive, 0).amax(1)
     return pd.DataFrame(dict(**shapes, n_ops=alive.sum(1), ops=names,
                              min_mflops=least/1e6, max_mflops=most/1e6)).rename_axis('layer')
 
-# %% ../nbs/02_spaces.ipynb #6932eabe
+# %% ../nbs/02_spaces.ipynb #4421357b
 @patch
 def __repr__(self:SearchSpace):
     return (f'{self.name}: {self.n_layers} layers, {self.n_ops} ops, {self.size:.3g} paths, '
@@ -558,7 +559,8 @@ def __repr__(self:SearchSpace):
 @patch
 def _repr_html_(self:SearchSpace):
     from html import escape
-    return f'<p>{escape(repr(self))}</p>' + self.summary().to_html(float_format='{:.2f}'.format)
+    ops = ', '.join(op.name for op in self.ops)
+    return f'<p>{escape(repr(self))}<br>{escape(ops)}</p>' + self.summary().to_html(float_format='{:.2f}'.format)
 
 # %% ../nbs/02_spaces.ipynb #01d18cbe
 @patch
