@@ -43,6 +43,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                   'greedynasv2.core.new_names': ('core.html#new_names', 'greedynasv2/core.py'),
                                   'greedynasv2.core.one_of': ('core.html#one_of', 'greedynasv2/core.py'),
                                   'greedynasv2.core.progress': ('core.html#progress', 'greedynasv2/core.py'),
+                                  'greedynasv2.core.results_file': ('core.html#results_file', 'greedynasv2/core.py'),
                                   'greedynasv2.core.seeded': ('core.html#seeded', 'greedynasv2/core.py'),
                                   'greedynasv2.core.set_seed': ('core.html#set_seed', 'greedynasv2/core.py'),
                                   'greedynasv2.core.write_atomic': ('core.html#write_atomic', 'greedynasv2/core.py')},

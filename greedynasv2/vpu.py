@@ -236,9 +236,9 @@ def _history_row(filt, step, loss, weak, held, unlabelled, n=2000):
 
 def _weights(module): return {k: v.detach().clone() for k, v in module.state_dict().items()}
 
-# %% ../nbs/07_vpu.ipynb #7e8aa8e6
+# %% ../nbs/07_vpu.ipynb #f83a68eb
 def _steps(filt, weak, unlabelled, held, cfg):
-    "Train; yield a row of history and the weights some fifty times."
+    "Train; yield a row of history some fifty times."
     n = cfg.n_iters or min(3000, round(4 * len(weak)**.75))
     prior = cfg.prior if cfg.method != 'pn' else len(weak) / (len(weak) + len(unlabelled))
     (adam, schedule), before = filt.optimizer(cfg, len(weak), n), _weights(filt)
@@ -251,9 +251,9 @@ def _steps(filt, weak, unlabelled, held, cfg):
                              'weights are as before. Lower lr, or look for NaN in weights that were loaded.')
         adam.zero_grad(); loss.backward(); adam.step(); schedule.step()
         if step % max(1, n // 50) == 0 or step == n - 1:
-            yield _history_row(filt, step, loss, weak, held, unlabelled), _weights(filt)
+            yield _history_row(filt, step, loss, weak, held, unlabelled)
 
-# %% ../nbs/07_vpu.ipynb #aa97cba5
+# %% ../nbs/07_vpu.ipynb #3b854054
 def train_filter(
     filt:PathFilter,
     weak:Tensor,            # P: paths that surely are weak, `(n, n_layers)`
@@ -266,10 +266,10 @@ def train_filter(
     with seeded(cfg.seed, 'filter', filt.rounds):
         held, weak = _hold_out(weak, cfg.valid)
         rows, best = [], None
-        for row, weights in _steps(filt, weak, unlabelled, held, cfg):
+        for row in _steps(filt, weak, unlabelled, held, cfg):
             rows.append(row)
             if len(held) and (best is None or row['valid_loss'] < best[0]):
-                best = row['valid_loss'], len(rows) - 1, weights
+                best = row['valid_loss'], len(rows) - 1, _weights(filt)
     memorised = best and rows[-1]['valid_loss'] - best[0] > cfg.patience
     if memorised: filt.load_state_dict(best[2])
     filt.finish(cfg, held if len(held) else weak, unlabelled)
@@ -340,16 +340,16 @@ def macro_truth(
     weak[torch.tensor(macro.mean_acc.values).argsort(stable=True)[:round(q * len(macro))]] = True
     return get_space('nasbench_macro').encode(macro.path), weak
 
-# %% ../nbs/07_vpu.ipynb #8b9d5774
+# %% ../nbs/07_vpu.ipynb #3f042a35
 def macro_split(
     share:float,                              # Share of the data that is labelled
     seed:int=0,
     by:Literal['path', 'network']='path',     # Label paths, or networks with all the paths that they are
 ):                                            # Boolean masks over the 6561 paths: labelled, judged
     "Which paths are labelled, and on which the filter is judged: on all, or on networks that it has not seen."
-    paths, _ = macro_truth()
-    g = generator(seed, 'macro', share, by)
-    key = paths if by == 'path' else get_space('nasbench_macro').canonical(paths)
+    space, g = get_space('nasbench_macro'), generator(seed, 'macro', share, by)
+    paths = torch.cartesian_prod(*[torch.arange(space.n_ops)]*space.n_layers)       # in the order of the benchmark
+    key = paths if by == 'path' else space.canonical(paths)
     _, network = key.unique(dim=0, return_inverse=True)
     n = int(network.max()) + 1
     chosen = torch.zeros(n, dtype=torch.bool)
