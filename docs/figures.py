@@ -5,14 +5,12 @@ from pathlib import Path
 import torch
 from playwright.sync_api import sync_playwright
 
-from greedynasv2.spaces import get_space
+from greedynasv2.spaces import GREEDYNAS_B, get_space
 from greedynasv2.viz import plot_path, plot_space
 
 IMG = Path(__file__).parent/'img'
 FLAGS = ['--no-sandbox', '--disable-gpu', '--disable-background-networking', '--disable-component-update',
          '--disable-sync', '--no-first-run']
-GREEDYNAS_B = ('MB3_K5_SE MB3_K5_SE MB3_K5_SE ID MB3_K5_SE MB3_K7_SE MB3_K5_SE MB3_K3 MB6_K5 ID MB3_K7_SE MB3_K7_SE '
-               'MB3_K3_SE MB3_K5 MB3_K5 MB3_K7_SE MB6_K5_SE MB3_K7_SE MB3_K3_SE MB3_K7_SE MB6_K7_SE').split()
 
 
 def figures():

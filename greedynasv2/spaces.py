@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'SPEC', 'ALPHABET', 'MB_OPS', 'MIX_OPS', 'SHUFFLE_OPS', 'RES_OPS', 'MOBILE', 'RES50', 'MACRO', 'TOY',
-           'ALIASES', 'SPACES', 'BUILTIN', 'Cost', 'conv_cost', 'Layer', 'Op', 'Kind', 'kind', 'parse_op', 'id_cost',
-           'conv_bn_cost', 'max_pool_cost', 'se_cost', 'mix_split', 'mb_cost', 'ShuffleShape', 'shuffle_shape',
-           'shuffle_cost', 'res_shape', 'res_cost', 'register_op', 'SearchSpace', 'scale_channels', 'get_space',
-           'register_space']
+           'ALIASES', 'SPACES', 'BUILTIN', 'GREEDYNAS_B', 'Cost', 'conv_cost', 'Layer', 'Op', 'Kind', 'kind',
+           'parse_op', 'id_cost', 'conv_bn_cost', 'max_pool_cost', 'se_cost', 'mix_split', 'mb_cost', 'ShuffleShape',
+           'shuffle_shape', 'shuffle_cost', 'res_shape', 'res_cost', 'register_op', 'SearchSpace', 'scale_channels',
+           'get_space', 'register_space']
 
 # %% ../nbs/02_spaces.ipynb #8937d584
 import json, math, operator, re, string
@@ -505,6 +505,11 @@ def from_spec(cls:SearchSpace, spec:dict) -> SearchSpace:
             raise InputError(f'dropped lists pairs of a layer and an op; given: {pair!r}.')
         space.drop(*pair)
     return space
+
+# %% ../nbs/02_spaces.ipynb #332563d8
+GREEDYNAS_B = (      # ops of the network that GreedyNAS found in MB-SE, layer by layer
+    'MB3_K5_SE MB3_K5_SE MB3_K5_SE ID MB3_K5_SE MB3_K7_SE MB3_K5_SE MB3_K3 MB6_K5 ID MB3_K7_SE MB3_K7_SE MB3_K3_SE '
+    'MB3_K5 MB3_K5 MB3_K7_SE MB6_K5_SE MB3_K7_SE MB3_K3_SE MB3_K7_SE MB6_K7_SE').split()
 
 # %% ../nbs/02_spaces.ipynb #27270be4
 @patch
