@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Count', 'Whole', 'Share', 'Amount', 'InputError', 'one_of', 'Bounds', 'check_value', 'config', 'new_names',
-           'derive_seed', 'generator', 'set_seed', 'seeded', 'get_device', 'cache_dir', 'find_data', 'results_file',
-           'write_atomic', 'Scores', 'progress', 'compare']
+           'derive_seed', 'generator', 'set_seed', 'seeded', 'get_device', 'cache_dir', 'find_data', 'project_dir',
+           'results_file', 'write_atomic', 'Scores', 'progress', 'compare']
 
 # %% ../nbs/00_core.ipynb #04287408
 import dataclasses, difflib, hashlib, os, random, time, types, typing
@@ -157,14 +157,17 @@ def find_data(*names:str) -> Path|None:
     folders = [Path(given).expanduser()] if given else []
     return next((d/n for d in [*folders, cache_dir()] for n in names if (d/n).exists()), None)
 
-# %% ../nbs/00_core.ipynb #dd5c4c6c
+# %% ../nbs/00_core.ipynb #d9ae2194
+def project_dir() -> Path:
+    "The checkout around the working directory; outside of one, the working directory itself."
+    return next((p for p in [Path.cwd(), *Path.cwd().parents] if (p/'settings.ini').exists()), Path.cwd())
+
 def results_file(
     name:str,          # Its name under `results/`
     given:str='',      # A path that the user chose instead; empty = none
 ) -> Path:
-    "Where a measurement is kept: `given`, or `results/name` in the checkout around the working directory."
-    here = next(p for p in [Path.cwd(), *Path.cwd().parents] if (p/'settings.ini').exists() or p == p.parent)
-    return Path(given) if given else here/'results'/name
+    "Where a measurement is kept: `given`, or `results/name` of the project."
+    return Path(given) if given else project_dir()/'results'/name
 
 # %% ../nbs/00_core.ipynb #b83b10fb
 def write_atomic(

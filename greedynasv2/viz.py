@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['GREY', 'FAINT', 'CLEAR', 'COLOURS', 'SEQUENTIAL', 'axis', 'KERNEL_COLOURS', 'as_text', 'figure', 'plot_space',
-           'plot_path', 'plot_confidence', 'plot_filter_history', 'plot_phi', 'plot_precision_recall']
+           'plot_path', 'plot_confidence', 'plot_filter_history', 'plot_phi', 'plot_precision_recall', 'plot_steps',
+           'plot_acceptance', 'plot_agreement', 'plot_similarity', 'plot_alive']
 
 # %% ../nbs/01_viz.ipynb #dcaf9ac5
 import numpy as np
@@ -153,3 +154,64 @@ def plot_precision_recall(curves:pd.DataFrame) -> go.Figure:
     "Precision against recall of the weak class, a curve for each `share` of labels: `share`, `recall`, `precision` in percent."
     lines = [go.Scatter(x=c.recall, y=c.precision, name=f'{share:.0%} of the data', mode='lines') for share, c in curves.groupby('share')]
     return figure(*lines, title='Weak paths: precision and recall', x='recall (%)', y='precision (%)')
+
+# %% ../nbs/01_viz.ipynb #8a93cd20
+def plot_steps(steps:pd.DataFrame) -> go.Figure:
+    "Training loss over the steps, and its mean over neighbouring rows: `step`, `loss`."
+    smooth = steps.loss.rolling(max(1, len(steps) // 20), center=True, min_periods=1).mean()
+    return figure(go.Scatter(x=steps.step, y=steps.loss, name='loss', mode='lines', line=dict(color=FAINT)),
+                  go.Scatter(x=steps.step, y=smooth, name='its running mean', mode='lines', line=dict(color=COLOURS[0])),
+                  title='Training', x='step', y='cross-entropy')
+
+# %% ../nbs/01_viz.ipynb #9f0cb9c9
+def plot_acceptance(
+    accept:pd.DataFrame,      # `step`, `rate`: share of drawn paths that was kept
+    rounds:pd.DataFrame,      # `step`, `q`, and `kept` as measured on random paths at the end of a round
+) -> go.Figure:
+    "What share of paths the filter keeps, and what share it was asked to keep."
+    percent = lambda name, x, y, **kw: go.Scatter(x=x, y=100*y, name=name, **kw)
+    lines = [percent('kept while training', accept.step, accept.rate, mode='lines+markers')]
+    if 'kept' in rounds: lines += [percent('kept in the round', rounds.step, rounds.kept, mode='markers', marker_size=9)]
+    if len(rounds): lines += [percent('1 - q', rounds.step, 1 - rounds.q, mode='lines', line=dict(shape='hv', dash='dash', color=GREY))]
+    return figure(*lines, title='Acceptance', x='step', y='paths kept (%)').update_yaxes(rangemode='tozero')
+
+# %% ../nbs/01_viz.ipynb #8e27ab2a
+def plot_agreement(
+    rounds:pd.DataFrame,      # `round`, `u`, `kappa`
+    beta:float=.9,            # Agreement above which training may stop
+) -> go.Figure:
+    "How far a filter agrees with the one before it: the share u of equal verdicts, and kappa, corrected for chance."
+    names = dict(u='agreement u', kappa='kappa')
+    lines = [go.Scatter(x=rounds['round'], y=rounds[c], name=n, mode='lines+markers') for c, n in names.items() if c in rounds]
+    fig = figure(*lines, title='Two successive filters', x='round', y='agreement')
+    fig.add_hline(beta, line=dict(color=GREY, dash='dash'), annotation_text='β')
+    return fig.update_yaxes(range=[-.05, 1.05]).update_xaxes(dtick=1)
+
+# %% ../nbs/01_viz.ipynb #d2f74163
+def plot_similarity(
+    matrix,                   # Cosine similarities of the ops of one layer, `(n, n)`
+    names:list[str],          # Of the ops
+    threshold:float=.8,       # Pairs above it are marked
+    title:str='Similarity of ops',
+) -> go.Figure:
+    "Which ops have become alike: a heat map, a dot on each pair above the threshold."
+    z, names = np.asarray(matrix, float), [as_text(n) for n in names]
+    i, j = np.nonzero((z > threshold) & ~np.eye(len(z), dtype=bool))
+    heat = go.Heatmap(z=z, x=names, y=names, zmin=-1, zmax=1, colorscale='RdBu', reversescale=True, xgap=1, ygap=1,
+                      hovertemplate='%{y} and %{x}: %{z:.3f}<extra></extra>', colorbar=dict(title='cosine', thickness=12))
+    marks = go.Scatter(x=[names[k] for k in j], y=[names[k] for k in i], mode='markers', hoverinfo='skip',
+                       marker=dict(color='white', size=6, line=dict(color='black', width=1)), showlegend=False)
+    fig = figure(heat, marks, title=title, height=160 + 26*len(names))
+    return fig.update_yaxes(autorange='reversed', categoryorder='array', categoryarray=names)
+
+# %% ../nbs/01_viz.ipynb #80fa2c3a
+def plot_alive(ops:pd.DataFrame) -> go.Figure:
+    "Which ops are left in which layer: `layer`, `op`, `alive` and, for those that are gone, `round`."
+    ops = ops.assign(state=np.where(ops.alive, 1, 0), since=ops['round'] if 'round' in ops else '')
+    grid, since = (ops.pivot(index='op', columns='layer', values=v).reindex(ops.op.unique()) for v in ('state', 'since'))
+    said = np.where(grid == 1, 'alive', 'merged away in round ' + since.astype(str))
+    heat = go.Heatmap(z=grid, x=[f'{l}' for l in grid.columns], y=[as_text(o) for o in grid.index], customdata=said,
+                      colorscale=[[0, FAINT], [1, COLOURS[2]]], zmin=0, zmax=1, showscale=False, xgap=2, ygap=2,
+                      hovertemplate='layer %{x}, %{y}: %{customdata}<extra></extra>')
+    left = int(ops.alive.sum())
+    return figure(heat, title=f'{left} of {len(ops)} ops are left', x='layer', height=140 + 20*len(grid)).update_yaxes(autorange='reversed')

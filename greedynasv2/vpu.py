@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['PRIOR_LOSSES', 'confidence', 'PathFilter', 'variational_loss', 'mixup_loss', 'vpu_loss', 'pn_loss', 'upu_loss',
-           'nnpu_loss', 'FilterConfig', 'train_filter', 'judge', 'macro_truth', 'macro_split', 'filter_metrics',
-           'precision_recall', 'macro_filter']
+           'nnpu_loss', 'FilterConfig', 'cross_validate', 'train_filter', 'judge', 'macro_truth', 'macro_split',
+           'filter_metrics', 'precision_recall', 'macro_filter']
 
-# %% ../nbs/07_vpu.ipynb #be4cfcef
+# %% ../nbs/07_vpu.ipynb #5ad0b513
 import math, time, warnings
 from collections.abc import Callable
 from typing import Literal
@@ -15,6 +15,7 @@ from typing import Literal
 import pandas as pd
 import torch
 from fastcore.basics import patch
+from scipy.stats import binom
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -53,7 +54,7 @@ class PathFilter(nn.Module):
     def __repr__(self):
         return f'PathFilter of {self.space.name}, {self.dim} wide, trained {self.rounds} times. {self.verdict}'.strip()
 
-# %% ../nbs/07_vpu.ipynb #41657b43
+# %% ../nbs/07_vpu.ipynb #a9e4dcca
 @patch
 def embed(self:PathFilter, paths:Tensor) -> Tensor:
     "A of the paper: the embeddings that paths choose, shape `(n, L, H)`."
@@ -70,7 +71,8 @@ def logit(self:PathFilter, A:Tensor) -> Tensor:
 def log_phi(self:PathFilter, paths:Tensor, batch_size:int=4096) -> Tensor:
     "log Phi of many paths, shape `(n,)`, in batches."
     paths = torch.atleast_2d(self.space.check(paths))
-    return torch.cat([F.logsigmoid(self.logit(self.embed(p))) for p in paths.split(batch_size)]).cpu()
+    parts = [F.logsigmoid(self.logit(self.embed(p))).cpu() for p in paths.split(batch_size) if len(p)]
+    return torch.cat([torch.empty(0), *parts])
 
 # %% ../nbs/07_vpu.ipynb #1eee515d
 @patch
@@ -84,7 +86,7 @@ def normalise(self:PathFilter, unlabelled:Tensor):
     alive = unlabelled[~self.uses_dropped(self.space.check(unlabelled))]
     if len(alive): self.log_phi_max.copy_(self.log_phi(alive).max())
 
-# %% ../nbs/07_vpu.ipynb #db38d23c
+# %% ../nbs/07_vpu.ipynb #7491a0f3
 @patch
 def prob(
     self:PathFilter,
@@ -92,7 +94,7 @@ def prob(
 ) -> Tensor:          # Between 0 and 1, shape `(n,)`
     "Normalised Phi: the chance that each path is weak."
     paths = torch.atleast_2d(self.space.check(paths))
-    phi = (self.log_phi(paths) - self.log_phi_max).exp().clamp(max=1)
+    phi = (self.log_phi(paths) - self.log_phi_max.cpu()).exp().clamp(max=1)
     return phi.masked_fill(self.uses_dropped(paths), 1)
 
 @patch
@@ -148,12 +150,12 @@ def nnpu_loss(z_p, z_u, prior):
 
 PRIOR_LOSSES:dict[str, Callable] = dict(pn=pn_loss, upu=upu_loss, nnpu=nnpu_loss)
 
-# %% ../nbs/07_vpu.ipynb #ba39e35e
+# %% ../nbs/07_vpu.ipynb #e2584135
 @config
 class FilterConfig:
     "How a filter is trained."
     method: Literal['vpu', 'pn', 'upu', 'nnpu'] = 'vpu'   # the loss
-    n_iters: Whole = 0             # steps; 0 = 4 |P|^0.75, at most 3000        (paper: 3000)
+    n_iters: Whole = 0             # steps; 0 = 4 |P|^0.75, from 80 to 3000      (paper: 3000)
     batch_size: Count = 128        # weak paths a step                          (paper: 1024)
     batch_u: Count = 256           # unlabelled paths a step                    (paper: 1024)
     batch_mix: Count = 64          # mixed pairs a step                         (paper: 1024)
@@ -166,22 +168,22 @@ class FilterConfig:
     sigma: Amount = .3             # MixUp ~ Beta(sigma, sigma)                 (paper: 0.3)
     shared: bool = True            # an op has something in common in all layers (paper: no)
     std: Amount = .1               # of the first embeddings                    (paper: 1)
-    bias: float = 2.               # of the first logit: everything starts weak (paper: 0)
+    bias: float|None = None        # of the first logit; None = 2 for vpu, everything starts weak, else 0 (paper: 0)
     prior: Share = .9              # share of weak paths, for pn, upu and nnpu
-    valid: Share = .1              # share of the weak paths held out, at most 100: the guard against memorising
-    patience: Amount = .15         # how far the held-out loss may end above its best before the best step is taken
+    folds: Whole = 3               # the guard against memorising: parts held out in turn; 0 = none (paper: 0)
+    patience: Amount = .1          # how far the held-out loss may end above its best before the best step is taken
     seed: Whole = 0
     show_progress: bool = False
 
-# %% ../nbs/07_vpu.ipynb #3394378f
+# %% ../nbs/07_vpu.ipynb #35360977
 @patch(cls_method=True)
 def paper(cls:FilterConfig, **changes):
     "The paper's recipe, with any `changes`."
     return cls(**{**dict(n_iters=3000, batch_size=1024, batch_u=1024, batch_mix=1024, lr=1e-3, lr_growth=0.,
-                         schedule='constant', weight_decay=5e-3, dropout=0., shared=False, std=1., bias=0., valid=0.),
+                         schedule='constant', weight_decay=5e-3, dropout=0., shared=False, std=1., bias=0., folds=0),
                   **changes})
 
-# %% ../nbs/07_vpu.ipynb #74e28d96
+# %% ../nbs/07_vpu.ipynb #9f652ba6
 @patch
 def start(self:PathFilter, cfg:FilterConfig):
     "First weights, as the recipe asks for them, the same for the same seed."
@@ -189,7 +191,7 @@ def start(self:PathFilter, cfg:FilterConfig):
         for m in (self.lstm, self.mlp[0], self.mlp[2]): m.reset_parameters()
         self.common.normal_(std=cfg.std) if cfg.shared else self.common.zero_()
         self.own.normal_(std=cfg.std * (.1 if cfg.shared else 1))
-        self.mlp[2].bias.fill_(cfg.bias)
+        self.mlp[2].bias.fill_(2.*(cfg.method == 'vpu') if cfg.bias is None else cfg.bias)
 
 # %% ../nbs/07_vpu.ipynb #0899882b
 @patch
@@ -202,7 +204,7 @@ def optimizer(self:PathFilter, cfg:FilterConfig, n_weak:int, n_iters:int):
     factor = dict(cosine=lambda t: .5 + .5*math.cos(math.pi * t / n_iters), constant=lambda t: 1.)[cfg.schedule]
     return adam, torch.optim.lr_scheduler.LambdaLR(adam, factor)
 
-# %% ../nbs/07_vpu.ipynb #eed0b2cf
+# %% ../nbs/07_vpu.ipynb #a69e01e0
 def _check_sets(filt, weak, unlabelled):
     "Both sets as paths of the filter's space, neither empty."
     for name, paths in ('weak', weak), ('unlabelled', unlabelled):
@@ -210,14 +212,15 @@ def _check_sets(filt, weak, unlabelled):
             raise InputError(f'There are no {name} paths to learn from; one is needed, and hundreds to learn much.')
     return (torch.atleast_2d(filt.space.check(p)) for p in (weak, unlabelled))
 
-def _hold_out(weak, share):
-    "Weak paths to watch and weak paths to learn from; too few to watch are none."
-    n = min(100, int(share * len(weak)))
-    return weak[torch.randperm(len(weak))].tensor_split([n if n >= 30 else 0])
+def _folds(weak, n_folds):
+    "Pairs of weak paths to learn from and held out; no more folds than it takes to hold 600 paths out, none below 30."
+    part = torch.randperm(len(weak)) % max(1, n_folds)
+    n = min(n_folds, math.ceil(600 * n_folds / len(weak))) if len(weak) >= 30 else 0
+    return [(weak[part != k], weak[part == k]) for k in range(n)]
 
 def _draw(paths, n): return paths[torch.randint(len(paths), (n,))]
 
-# %% ../nbs/07_vpu.ipynb #6beea7eb
+# %% ../nbs/07_vpu.ipynb #5981d52e
 def _batch_loss(filt, cfg, prior, p, u):
     "The loss of one step on weak paths `p` and unlabelled (or good) paths `u`."
     A_p, A_u = (F.dropout(filt.embed(a), cfg.dropout) for a in (p, u))
@@ -228,21 +231,16 @@ def _batch_loss(filt, cfg, prior, p, u):
     z = filt.logit(torch.cat([A_p, A_u]))
     return PRIOR_LOSSES[cfg.method](z[:len(p)], z[len(p):], prior)
 
-def _history_row(filt, step, loss, weak, held, unlabelled, n=2000):
-    "Losses without dropout, on up to `n` paths of each set."
-    log_phi_u = filt.log_phi(unlabelled[:n])
-    row = dict(step=step, loss=loss.item(), var_loss=variational_loss(filt.log_phi(weak[:n]), log_phi_u).item())
-    return {**row, 'valid_loss': variational_loss(filt.log_phi(held), log_phi_u).item()} if len(held) else row
-
 def _weights(module): return {k: v.detach().clone() for k, v in module.state_dict().items()}
 
-# %% ../nbs/07_vpu.ipynb #f83a68eb
-def _steps(filt, weak, unlabelled, held, cfg):
-    "Train; yield a row of history some fifty times."
-    n = cfg.n_iters or min(3000, round(4 * len(weak)**.75))
+# %% ../nbs/07_vpu.ipynb #e7a1430a
+def _steps(filt, weak, unlabelled, cfg, n, what='filter'):
+    "Train for `n` steps; yield how many were done, and the last loss, some thirty times, more often at the beginning."
     prior = cfg.prior if cfg.method != 'pn' else len(weak) / (len(weak) + len(unlabelled))
+    marks, loss = {round(n * (i/30)**1.5) for i in range(30)}, torch.tensor(torch.nan)
     (adam, schedule), before = filt.optimizer(cfg, len(weak), n), _weights(filt)
-    for step in progress(range(n), 'filter', cfg.show_progress):
+    for step in progress(range(n), what, cfg.show_progress):
+        if step in marks: yield step, loss.item()
         p, u = _draw(weak, min(cfg.batch_size, len(weak))), _draw(unlabelled, cfg.batch_u)
         loss = _batch_loss(filt, cfg, prior, p, u)
         if not loss.isfinite():
@@ -250,59 +248,95 @@ def _steps(filt, weak, unlabelled, held, cfg):
             raise InputError(f'The loss of the filter became {loss.item()} at step {step} with lr {cfg.lr}; its '
                              'weights are as before. Lower lr, or look for NaN in weights that were loaded.')
         adam.zero_grad(); loss.backward(); adam.step(); schedule.step()
-        if step % max(1, n // 50) == 0 or step == n - 1:
-            yield _history_row(filt, step, loss, weak, held, unlabelled)
+    yield n, loss.item()
 
-# %% ../nbs/07_vpu.ipynb #3b854054
+# %% ../nbs/07_vpu.ipynb #23fc4d13
+def _opinion(filt, weak, unlabelled, n=2000):
+    "What the filter thinks of weak paths and of `n` unlabelled ones, without dropout."
+    log_p, log_u = filt.log_phi(weak), filt.log_phi(unlabelled[:n])
+    kept = lambda log_phi: (log_phi - log_u.max() < math.log(.5)).float().mean().item()
+    return dict(loss=variational_loss(log_p, log_u).item(), kept_weak=kept(log_p), kept_all=kept(log_u))
+
+def _pool(rows):
+    "Means over folds, weighted by the paths held out, at steps that every fold has reached."
+    rows = pd.DataFrame(rows)
+    total = rows.set_index(['fold', 'step']).pipe(lambda d: d.mul(d.n, axis=0).assign(n=d.n)).groupby('step').sum()
+    means = total.div(total.n, axis=0).assign(n=total.n)
+    return means[rows.groupby('step').fold.nunique() == rows.fold.nunique()]
+
+# %% ../nbs/07_vpu.ipynb #d94e269d
+def cross_validate(
+    filt:PathFilter,                     # Its weights are as before afterwards
+    weak:Tensor, unlabelled:Tensor,
+    cfg:FilterConfig, n_iters:int,
+) -> pd.DataFrame|None:                  # By step: `loss`, `kept_weak` of `n` held-out paths, `kept_all`; None = no folds
+    "What filters that have not seen a part of the weak paths think of it, over the steps of their training."
+    start, rows, folds = _weights(filt), [], _folds(weak, cfg.folds * (cfg.method == 'vpu'))
+    for k, (learn, held) in enumerate(folds):
+        best = math.inf
+        for step, _ in _steps(filt, learn, unlabelled, cfg, n_iters, f'filter, part {k + 1} of {len(folds)} held out'):
+            row = dict(fold=k, step=step, n=len(held), **_opinion(filt, held, unlabelled))
+            rows.append(row)
+            best = min(best, row['loss'])
+            if row['loss'] > best + 3*cfg.patience: break           # it only gets worse from here
+        filt.load_state_dict(start)
+    return _pool(rows) if rows else None
+
+# %% ../nbs/07_vpu.ipynb #ba2a6947
+def _choose(held, n_iters, patience):
+    "How many steps: all, or, where the held-out loss has risen, those with the lowest."
+    if held is None: return n_iters
+    best = held.loss.idxmin()
+    return n_iters if n_iters in held.index and held.loss[n_iters] - held.loss[best] <= patience else best
+
+# %% ../nbs/07_vpu.ipynb #99a19faf
 def train_filter(
     filt:PathFilter,
     weak:Tensor,            # P: paths that surely are weak, `(n, n_layers)`
     unlabelled:Tensor,      # U: paths drawn from the space; for PN learning, good paths
     cfg:FilterConfig|None=None,
-) -> pd.DataFrame:          # Some fifty rows: `step`, `loss`, `var_loss`, `valid_loss`, and which of them was `taken`
+) -> pd.DataFrame:          # Some thirty rows: `step`, `loss`, `var_loss`, `valid_loss`, which of them was `taken`
     "Train a new filter, or go on with one, on weak and unlabelled paths; `filt.verdict` says whether to trust it."
     cfg, (weak, unlabelled) = cfg or FilterConfig(), _check_sets(filt, weak, unlabelled)
     if not filt.rounds: filt.start(cfg)
+    n = cfg.n_iters or min(3000, max(80, round(4 * len(weak)**.75)))
+    with seeded(cfg.seed, 'folds of the filter', filt.rounds): held = cross_validate(filt, weak, unlabelled, cfg, n)
+    stop, rows = _choose(held, n, cfg.patience), []
     with seeded(cfg.seed, 'filter', filt.rounds):
-        held, weak = _hold_out(weak, cfg.valid)
-        rows, best = [], None
-        for row in _steps(filt, weak, unlabelled, held, cfg):
-            rows.append(row)
-            if len(held) and (best is None or row['valid_loss'] < best[0]):
-                best = row['valid_loss'], len(rows) - 1, _weights(filt)
-    memorised = best and rows[-1]['valid_loss'] - best[0] > cfg.patience
-    if memorised: filt.load_state_dict(best[2])
-    filt.finish(cfg, held if len(held) else weak, unlabelled)
-    history = pd.DataFrame(rows)
-    return history.assign(taken=history.index == (best[1] if memorised else len(rows) - 1))
+        for step, loss in _steps(filt, weak, unlabelled, cfg, n):
+            rows.append(dict(step=step, loss=loss, var_loss=_opinion(filt, weak[:2000], unlabelled)['loss']))
+            if step == stop: break
+    filt.finish(cfg, unlabelled, _opinion(filt, weak, unlabelled) | dict(n=len(weak)) if held is None else held.loc[stop])
+    history = pd.DataFrame(rows).set_index('step')
+    if held is not None: history = history.join(held.loss.rename('valid_loss'), how='outer')
+    return history.reset_index().assign(taken=lambda h: h.step == stop)
 
-# %% ../nbs/07_vpu.ipynb #c18e29bf
+# %% ../nbs/07_vpu.ipynb #a204db0e
 def judge(
-    filt:PathFilter,
-    weak:Tensor,           # Weak paths, best those that it has not learned from
-    unlabelled:Tensor,
-) -> str:                  # Empty when nothing speaks against it
-    "Why the filter should not be acted on, with advice."
-    gain = -variational_loss(filt.log_phi(weak), filt.log_phi(unlabelled)).item()
-    kept = 1 - filt.is_weak(unlabelled).float().mean().item()
-    if not gain > .002:
-        return (f'it cannot tell weak from unlabelled paths (variational loss {-gain:.4f}, 0 is chance): label more '
-                'paths, a smaller share of them as weak, or use less weight decay.')
+    kept:float,        # Share of unlabelled paths that the filter keeps
+    evidence,          # `kept_weak` of `n` weak paths, best such as were held out, and `kept_all` of the unlabelled ones
+    luck:float=.05,    # The most that chance may explain
+) -> str:              # Empty when nothing speaks against the filter
+    "Why a filter should not be acted on, with advice."
     if kept < .001:
         return f'it keeps almost nothing ({kept:.2%} of unlabelled paths): use less weight decay or fewer steps.'
-    if kept > .6:
-        return (f'it keeps almost everything ({kept:.0%} of unlabelled paths), so it knows its weak paths by heart: '
-                'use more dropout or fewer steps, or label more paths.')
+    if kept > .9:
+        return f'it keeps almost everything ({kept:.0%} of unlabelled paths): label more paths, or more of them as weak.'
+    weak, everything, n = evidence['kept_weak'], evidence['kept_all'], int(evidence['n'])
+    if binom.cdf(round(weak * n), n, everything) > luck:
+        return (f'it cannot tell weak from unlabelled paths: of {n} weak ones it keeps {weak:.1%}, of all {everything:.1%}, '
+                'which may be luck. Label more paths, a smaller share of them as weak, or use less weight decay.')
     return ''
 
-# %% ../nbs/07_vpu.ipynb #fbec7b32
+# %% ../nbs/07_vpu.ipynb #d745533e
 @patch
-def finish(self:PathFilter, cfg:FilterConfig, weak:Tensor, unlabelled:Tensor):
-    "After training: normalise (only VPU's Phi needs it), count the round, judge."
-    self.rounds += 1
+def finish(self:PathFilter, cfg:FilterConfig, unlabelled:Tensor, evidence):
+    "After training: count the round, normalise and judge; the older losses need no normalisation and get no verdict."
+    self.rounds, self.verdict = self.rounds + 1, ''
+    self.log_phi_max.zero_()
     if cfg.method != 'vpu': return
     self.normalise(unlabelled)
-    self.verdict = judge(self, weak, unlabelled)
+    self.verdict = judge(1 - self.is_weak(unlabelled).float().mean().item(), evidence)
     if self.verdict: warnings.warn(f'This filter should not be acted on: {self.verdict}')
 
 # %% ../nbs/07_vpu.ipynb #2b679108
