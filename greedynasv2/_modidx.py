@@ -385,6 +385,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                       'greedynasv2.training.WeightConfig': ('training.html#weightconfig', 'greedynasv2/training.py'),
                                       'greedynasv2.training._scaled': ('training.html#_scaled', 'greedynasv2/training.py'),
                                       'greedynasv2.training.agreement': ('training.html#agreement', 'greedynasv2/training.py'),
+                                      'greedynasv2.training.beating': ('training.html#beating', 'greedynasv2/training.py'),
                                       'greedynasv2.training.is_round': ('training.html#is_round', 'greedynasv2/training.py'),
                                       'greedynasv2.training.learning_rate': ('training.html#learning_rate', 'greedynasv2/training.py'),
                                       'greedynasv2.training.load_task': ('training.html#load_task', 'greedynasv2/training.py'),

@@ -169,7 +169,7 @@ def results_file(
     "Where a measurement is kept: `given`, or `results/name` of the project."
     return Path(given) if given else project_dir()/'results'/name
 
-# %% ../nbs/00_core.ipynb #b83b10fb
+# %% ../nbs/00_core.ipynb #75f36e1c
 def write_atomic(
     path,              # Where the file shall be; its folder is made if need be
     content:str|bytes, # All of it
@@ -178,10 +178,12 @@ def write_atomic(
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f'.{path.name}.{os.getpid()}')
-    with open(temporary, 'wb') as f:
-        f.write(content if isinstance(content, bytes) else content.encode())
-        f.flush(); os.fsync(f.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, 'wb') as f:
+            f.write(content if isinstance(content, bytes) else content.encode())
+            f.flush(); os.fsync(f.fileno())
+        os.replace(temporary, path)
+    except BaseException: temporary.unlink(missing_ok=True); raise
 
 # %% ../nbs/00_core.ipynb #e92c5e08
 class Scores(NamedTuple):

@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['RECIPES', 'DEMO', 'LOCAL', 'WeightConfig', 'RoundConfig', 'TrainConfig', 'make_config', 'weak_prior', 'is_round',
            'agreement', 'may_stop', 'Shrinker', 'simulate', 'run_folder', 'load_task', 'Trainer', 'learning_rate',
-           'train_supernet']
+           'beating', 'train_supernet']
 
-# %% ../nbs/11_training.ipynb #43893897
-import json, math, time, warnings
+# %% ../nbs/11_training.ipynb #eac312d3
+import json, math, threading, time, warnings
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -136,7 +137,7 @@ def may_stop(cfg:TrainConfig, facts:dict) -> bool:
     sound = not facts.get('verdict') and facts['q'] > cfg.q_start and facts.get('kappa', 1) > .5
     return agreed and sound and facts['round'] + 1 >= cfg.min_rounds
 
-# %% ../nbs/11_training.ipynb #561265c4
+# %% ../nbs/11_training.ipynb #1557d78e
 class Shrinker:
     "Which paths are trained, and what a round does about it."
     def __init__(self,
@@ -146,7 +147,8 @@ class Shrinker:
         log:Callable|None=None,         # (kind, **facts): where events go
     ):
         self.cfg, self.space, self.evaluate, self.log = cfg, space, evaluate, log or (lambda kind, **facts: None)
-        self.filt, seed = PathFilter(space, cfg.filter_dim), derive_seed(cfg.seed, 'paths')
+        with seeded(cfg.seed, 'filter'): self.filt = PathFilter(space, cfg.filter_dim)
+        seed = derive_seed(cfg.seed, 'paths')
         self.uniform = UniformSampler(space, derive_seed(cfg.seed, 'warm-up'))
         make = dict(spos=lambda: UniformSampler(space, seed), fairnas=lambda: FairSampler(space, seed),
                     greedynas=lambda: GreedySampler(space, quick or evaluate, seed),
@@ -411,6 +413,18 @@ def listen(self:Trainer):
     self._log('control', **asked.to_dict())
     if asked.stop: self.stop_reason = 'asked to stop'
 
+# %% ../nbs/11_training.ipynb #3c5dfa7e
+@contextmanager
+def beating(run:Run, every:float=5.):
+    "Within: a heartbeat every few seconds."
+    done = threading.Event()
+    def beat():
+        while not done.wait(every): run.beat(every / 2)
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try: yield
+    finally: done.set(); thread.join()
+
 # %% ../nbs/11_training.ipynb #572bb320
 @patch
 def train_round(self:Trainer, epoch:int):
@@ -426,7 +440,7 @@ def train_round(self:Trainer, epoch:int):
     self.save()
     self.clock = time.perf_counter()                    # a round is no part of the next images per second
 
-# %% ../nbs/11_training.ipynb #eaf7b5e4
+# %% ../nbs/11_training.ipynb #51203b94
 @patch
 def train_epoch(self:Trainer, epoch:int):
     "The rest of an epoch, step by step."
@@ -438,7 +452,7 @@ def train_epoch(self:Trainer, epoch:int):
         if self.step % cfg.log_every == 0:
             self.log_steps()
             if time.monotonic() - self.saved_at > cfg.save_every and not self.bad: self.save()
-        self.run.beat(); self.listen()
+        self.listen()
         if self.stop_reason: return
     self.log_steps()
     self._tell(epoch, self.log_accepted())
@@ -454,13 +468,13 @@ def _tell(self:Trainer, epoch:int, rate:float|None):
     self.report(f'epoch {epoch + 1}/{self.cfg.epochs}: loss {steps.loss.mean():.3f}, {steps.images_per_s.mean():.0f} images/s'
                 f'{kept}, {int(self.space.alive.sum())} ops, {left/60:.1f} min left')
 
-# %% ../nbs/11_training.ipynb #2fa3d8bd
+# %% ../nbs/11_training.ipynb #c9213278
 @patch
 def train(self:Trainer) -> Run:
     "Algorithm 1, from wherever the run is to its end."
     self.began, self.began_at, spe = time.monotonic(), self.step, self.steps_per_epoch
-    with self.run as run:
-        if not run.resumed: self._log('start', n_steps=self.n_steps, steps_per_epoch=spe, data=repr(self.data))
+    with self.run as run, beating(run):
+        if self.step == 0: self._log('start', n_steps=self.n_steps, steps_per_epoch=spe, data=repr(self.data))
         while self.step < self.n_steps and not self.stop_reason:
             epoch = self.step // spe
             if self.step % spe == 0 and self.round_epoch < epoch and is_round(self.cfg, epoch):

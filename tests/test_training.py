@@ -1,0 +1,235 @@
+"Algorithm 1 does what it says, survives what may happen to it, and goes on exactly where it was."
+import json, os, random, signal, subprocess, sys, time
+
+import pandas as pd
+import pytest
+import torch
+
+from greedynasv2.core import InputError, Scores
+from greedynasv2.runs import Run, same_events, write_control
+from greedynasv2.spaces import get_space
+from greedynasv2.training import Shrinker, TrainConfig, Trainer, agreement, is_round, make_config, may_stop, train_supernet
+
+TOY = dict(space='toy', epochs=6, warmup_epochs=2, round_every=1, q_epochs=4, q_end=.8, image_size=16, n_train=320,
+           batch_size=16, lr=.05, m=60, n_valid=40, filter_dim=8, filter_iters=20, log_every=5, stop_rule='none')
+
+
+def toy(folder, **changes):
+    "A run of seconds."
+    return make_config('demo', **{**TOY, 'run_dir': str(folder), **changes})
+
+
+def weights(run):
+    "All tensors of the last checkpoint."
+    return run.checkpoint()[1]
+
+
+def same_weights(a, b): return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def start(cfg, limit=''):
+    "The run in a process of its own."
+    code = (f'import sys, json; {limit}\n'
+            'from greedynasv2.training import TrainConfig, train_supernet\n'
+            'train_supernet(TrainConfig(**json.loads(sys.argv[1])))')
+    return subprocess.Popen([sys.executable, '-c', code, json.dumps(cfg.to_dict())], stdout=subprocess.DEVNULL,
+                            stderr=subprocess.PIPE, text=True, env={**os.environ, 'OMP_NUM_THREADS': '1'})
+
+
+def killed_until_done(cfg, n_kills, wait, rng):
+    "Start the run again and again, each time killed at a random moment, until it is left alone; how often it was killed."
+    kills = 0
+    for attempt in range(n_kills + 1):
+        process = start(cfg)
+        if attempt < n_kills:
+            try: process.wait(rng.uniform(*wait)); break
+            except subprocess.TimeoutExpired: process.send_signal(signal.SIGKILL); kills += 1
+        stderr = process.communicate()[1]
+        assert attempt < n_kills or process.returncode == 0, stderr
+    return kills
+
+
+@pytest.mark.slow
+def test_killed_runs_end_as_if_nothing_had_happened(tmp_path):
+    "SIGKILL at random moments: same events, same tensors, bit for bit."
+    assert start(toy(tmp_path/'whole')).wait() == 0
+    assert killed_until_done(toy(tmp_path/'killed', save_every=0.), 3, (5, 12), random.Random(0))
+    whole, killed = Run.open(tmp_path/'whole'), Run.open(tmp_path/'killed')
+    assert same_events(whole, killed) == []
+    assert same_weights(weights(whole), weights(killed))
+    assert whole.results == killed.results
+
+
+@pytest.mark.parametrize('method', ['spos', 'fairnas', 'greedynas', 'greedynasv2'])
+def test_every_method_is_one_parameter_away(tmp_path, method):
+    "All four end, and train the paths that they are known for."
+    run = train_supernet(toy(tmp_path/'run', method=method, epochs=3, warmup_epochs=1, n_train=96), report=None)
+    steps = run.events('step')
+    assert run.status == 'ended' and steps.step.iloc[-1] == 18
+    assert len(run.events('round')) == (2 if method in ('greedynas', 'greedynasv2') else 0)
+    paths = sum(steps.paths, [])
+    if method == 'fairnas':
+        assert all(sorted(p[layer] for p in paths[i:i + 4]) == list('0123') for i in range(0, len(paths), 4) for layer in range(4))
+    else: assert len(paths) == 18
+
+
+def test_interrupted_in_the_middle_of_an_epoch_it_goes_on_there(tmp_path):
+    "Stopped by control.json, started again: the same as without a stop."
+    whole = train_supernet(toy(tmp_path/'whole', method='spos', epochs=2), report=None)
+    cfg = toy(tmp_path/'cut', method='spos', epochs=2)
+    trainer = Trainer(cfg, report=None)
+    step = trainer.train_step
+    def stop_at_7(x, y):
+        step(x, y)
+        if trainer.step == 7: write_control(cfg.run_dir, stop=True)
+    trainer.train_step = stop_at_7
+    cut = trainer.train()
+    assert cut.status == 'stopped' and cut.status_text == 'asked to stop' and cut.checkpoint()[0] == 7
+    cut = train_supernet(cfg, report=None)
+    assert cut.status == 'ended'
+    assert same_weights(weights(whole), weights(cut))
+
+
+def test_a_loss_that_is_no_number_is_skipped_and_reported(tmp_path):
+    "Two bad steps change no weight and are reported; a run of them ends with a sentence and the last good checkpoint."
+    trainer = Trainer(toy(tmp_path/'some', method='spos', epochs=1), report=None)
+    criterion, before = trainer.criterion, {}
+    def sometimes(logits, y):
+        if trainer.step == 6: before.update({k: v.clone() for k, v in trainer.net.named_parameters()})
+        if trainer.step == 8: assert all(torch.equal(v, before[k]) for k, v in trainer.net.named_parameters())
+        return criterion(logits, y) * (float('nan') if trainer.step in (6, 7) else 1)
+    trainer.criterion = sometimes
+    run = trainer.train()
+    assert run.status == 'ended' and before
+    assert run.events('warning').message.str.contains('2 of 5 steps were skipped').any()
+    assert all(v.isfinite().all() for v in weights(run).values() if v.is_floating_point())
+
+    trainer = Trainer(toy(tmp_path/'all', method='spos', save_every=0.), report=None)
+    criterion_, n = trainer.criterion, 12
+    trainer.criterion = lambda logits, y: criterion_(logits, y) * (float('nan') if trainer.step >= n else 1)
+    with pytest.raises(InputError, match='no finite number .* in a row'): trainer.train()
+    run = Run.open(tmp_path/'all')
+    assert run.status == 'stopped' and 'no finite number' in run.status_text
+    assert run.checkpoint()[0] == 10 and all(v.isfinite().all() for v in weights(run).values() if v.is_floating_point())
+
+
+def test_control_is_obeyed_and_nonsense_ignored(tmp_path):
+    "Another threshold and a veto are taken and logged; a veto of an op that does not exist is reported."
+    cfg = toy(tmp_path/'run', method='spos', epochs=2)
+    trainer, asked = Trainer(cfg, report=None), {
+        3: dict(merge_threshold=.5, vetoes=[[0, 'ID', 'MB3_K3']]), 6: dict(vetoes=[[0, 'ID', 'MB9']]), 9: dict(vetoes=[[99, 'ID', 'MB3_K3']])}
+    step = trainer.train_step
+    def ask(x, y):
+        step(x, y)
+        if trainer.step in asked: write_control(cfg.run_dir, **asked[trainer.step])
+    trainer.train_step = ask
+    run = trainer.train()
+    control = run.events('control')
+    assert control.merge_threshold.tolist() == [.5] and control.vetoes.tolist() == [[[0, 'ID', 'MB3_K3']]]
+    assert trainer.shrinker.threshold == .5
+    warnings = run.events('warning').message
+    assert warnings.str.contains("control.json is ignored: Unknown op of toy 'MB9'").sum() == 1
+    assert warnings.str.contains('control.json is ignored: layer of a veto is 99').sum() == 1
+
+
+@pytest.mark.slow
+def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path):
+    "With no room for a checkpoint the run ends with a sentence; with room again it goes on."
+    cfg = toy(tmp_path/'run', method='spos', epochs=3, save_every=0.)
+    limit = 'import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))'
+    process = start(cfg, limit)
+    stderr = process.communicate()[1]
+    assert process.returncode != 0 and 'cannot be written' in stderr
+    run = train_supernet(cfg, report=None)
+    whole = train_supernet(toy(tmp_path/'whole', method='spos', epochs=3), report=None)
+    assert run.status == 'ended' and same_weights(weights(run), weights(whole))
+
+
+def additive(space, seed=0):
+    "An evaluator of a space whose ops have additive scores, most of them the same in all layers."
+    g = torch.Generator().manual_seed(seed)
+    score = torch.randn(space.n_ops, generator=g) + .3*torch.randn(space.n_layers, space.n_ops, generator=g)
+    def evaluate(paths):
+        loss = -score[torch.arange(space.n_layers), paths].sum(1)
+        return Scores(loss, -loss)
+    return evaluate
+
+
+def rounds_of(n=3, **changes):
+    "The events of some rounds on an additive truth, without a supernet."
+    space, events = get_space('toy'), []
+    cfg = toy('', m=150, filter_dim=16, filter_iters=0, **changes)
+    shrinker = Shrinker(cfg, space, additive(space), log=lambda kind, **facts: events.append(dict(kind=kind, **facts)))
+    for epoch in range(cfg.warmup_epochs, cfg.warmup_epochs + n):
+        shrinker.round(epoch)
+        shrinker.begin(epoch)
+        paths = torch.cat([shrinker.sample() for _ in range(50)])
+        assert space.alive[torch.arange(space.n_layers), paths].all()
+    return space, shrinker, pd.DataFrame(events)
+
+
+def test_rounds_label_learn_and_follow_q():
+    "Kept shares fall as q rises, agreement is measured from the second round on, and no filter is called degenerate."
+    space, shrinker, events = rounds_of(4, op_shrinkage=False)
+    rounds = events[events.kind == 'round']
+    assert not rounds.verdict.any() and rounds.u.notna().tolist() == [False, True, True, True]
+    assert rounds.n_weak.tolist() == [round(q * 150) for q in rounds.q]
+    assert (rounds.kept - (1 - rounds.q)).abs().max() < .25 and rounds.kept.iloc[-1] < rounds.kept.iloc[0]
+    assert not (events.kind == 'merge').any() and space.alive.all()
+
+
+def test_merges_follow_the_plan():
+    "With a low threshold ops go, round by round, no more than the cap, and are never drawn again."
+    space, shrinker, events = rounds_of(3, merge_threshold=.3, max_merges=2)
+    done = events[(events.kind == 'merge') & (events.decision == 'merge')]
+    assert len(done) and done.groupby('round').size().max() <= 2
+    assert int((~space.alive).sum()) == len(done)
+    assert events[events.kind == 'round'].ops.iloc[-1] == int(space.alive.sum())
+
+
+def test_a_degenerate_filter_is_reported_and_not_acted_on():
+    "With scores that are pure noise nothing is merged, and training goes on with uniform paths."
+    space, events, g = get_space('toy'), [], torch.Generator().manual_seed(0)
+    noise = lambda paths: Scores(torch.rand(len(paths), generator=g), torch.rand(len(paths), generator=g))
+    shrinker = Shrinker(toy('', merge_threshold=0.), space, noise, log=lambda kind, **f: events.append(dict(kind=kind, **f)))
+    facts = shrinker.round(2)
+    shrinker.begin(2)
+    shrinker.sample()
+    assert facts['verdict'] and not facts['merged'] and not facts['stop'] and space.alive.all()
+    assert any(e['kind'] == 'warning' and 'is not acted on' in e['message'] for e in events)
+    assert shrinker.current.take_stats()['rate'] == 1
+
+
+@pytest.mark.parametrize('rule, facts, expected', [
+    ('guarded', dict(u=.95, kappa=.8, q=.8, round=5), True), ('guarded', dict(u=.95, kappa=.1, q=.8, round=5), False),
+    ('guarded', dict(u=.95, kappa=.8, q=.8, round=1), False), ('guarded', dict(u=.95, kappa=.8, q=.5, round=5), False),
+    ('guarded', dict(u=.95, kappa=.8, q=.8, round=5, verdict='bad'), False), ('guarded', dict(q=.8, round=5), False),
+    ('paper', dict(u=.95, kappa=.0, q=.5, round=1), True), ('paper', dict(u=.85, q=.9, round=9), False),
+    ('none', dict(u=1., kappa=1., q=.9, round=9), False)])
+def test_stopping_rules(rule, facts, expected):
+    "The bare rule looks at u alone; ours also at kappa, q, the number of rounds and the verdict."
+    assert may_stop(TrainConfig(stop_rule=rule), facts) == expected
+
+
+def test_agreement_by_hand():
+    "3 of 4 equal; by chance 0.5*0.75 + 0.5*0.25 = 0.5."
+    a, b = torch.tensor([True, True, False, False]), torch.tensor([True, True, True, False])
+    assert agreement(a, b) == (.75, .5)
+    assert agreement(a | True, a | True) == (1., 0.)
+
+
+def test_training_stops_when_filters_agree(tmp_path):
+    "With a beta that is always met, the paper's rule ends the run at the second round, and the run counts as ended."
+    run = train_supernet(toy(tmp_path/'run', stop_rule='paper', beta=0.), report=None)
+    assert run.status == 'ended' and 'is above beta' in run.status_text and len(run.events('round')) == 2
+
+
+def test_bad_configs_are_answered_with_a_sentence(tmp_path):
+    "Before any work starts, and without a trace in the run folder."
+    for changes, says in [(dict(q_start=.9, q_end=.5), 'q rises'), (dict(method='darts'), 'Allowed: greedynasv2'),
+                          (dict(batch_size=100_000), 'training images'), (dict(space='mbs'), "Did you mean 'mbse'"),
+                          (dict(data='/nowhere'), 'nowhere'), (dict(device='cuda:7'), 'CUDA')]:
+        if 'device' in changes and torch.cuda.is_available(): continue
+        with pytest.raises(InputError, match=says): train_supernet(toy(tmp_path/'run', **changes), report=None)
+    assert not (tmp_path/'run').exists()
+    assert [e for e in range(8) if is_round(toy('', method='spos'), e)] == []
