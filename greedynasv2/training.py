@@ -30,7 +30,7 @@ from .spaces import SearchSpace, get_space
 from .supernet import SuperNet, SupernetEvaluator, step_path
 from .vpu import FilterConfig, PathFilter, train_filter
 
-# %% ../nbs/11_training.ipynb #86c2a40e
+# %% ../nbs/11_training.ipynb #81a928c6
 @config
 class WeightConfig:
     "How the shared weights are trained."
@@ -47,6 +47,8 @@ class WeightConfig:
     weight_decay: Amount = 4e-5
     label_smoothing: Share = .1
     clip: Amount = 0.                 # largest norm of the gradient; 0 = no limit
+    augment: Literal['', 'none', 'shift', 'shift_flip', 'crop_flip'] = ''      # of training images; '' = as fits the data
+    aligned: bool = False             # let the ops of a layer start as nearly one function (`SuperNet.align`, ours)
 
 # %% ../nbs/11_training.ipynb #1d8c450f
 @config
@@ -96,13 +98,14 @@ def _scaled(recipe:dict, epochs:int) -> dict:
     scale = lambda n: max(1, round(n * epochs / whole.epochs))
     return {k: scale(getattr(whole, k)) for k in ('warmup_epochs', 'round_every', 'q_epochs')}
 
-# %% ../nbs/11_training.ipynb #81a8f74f
+# %% ../nbs/11_training.ipynb #994d957b
 RECIPES = dict(
     paper_mobile=dict(),
     paper_resnet=dict(space='res50se'),
-    demo=dict(),
-)
-DEMO = dict()                       # what a space needs beyond that
+    demo=dict(width=.25, image_size=32, epochs=24, batch_size=32, lr=.015, lr_warmup=20, label_smoothing=0., clip=5.,
+              augment='none', aligned=True, warmup_epochs=8, round_every=4, m=200, n_valid=128, q_end=.8, q_epochs=12,
+              filter_dim=16))
+DEMO = dict(res50se=dict(lr=.05), toy=dict(width=1., image_size=16))      # what a space asks for beyond that
 
 def make_config(recipe:str='', **given) -> TrainConfig:
     "A config from a named recipe and what is `given` beside it; '' = demo for the embedded digits, else the paper's."
@@ -185,7 +188,7 @@ def label(self:Shrinker, q:float) -> tuple[Tensor, Tensor]:
              best_loss=scores.loss[best].item(), best_acc=scores.acc[best].item())
     return weak, self.space.sample(10 * len(weak), g)
 
-# %% ../nbs/11_training.ipynb #7de78d00
+# %% ../nbs/11_training.ipynb #d376d033
 @patch
 def learn(self:Shrinker, weak:Tensor, unlabelled:Tensor) -> dict:
     "Train the filter on; facts about how that went."
@@ -196,11 +199,11 @@ def learn(self:Shrinker, weak:Tensor, unlabelled:Tensor) -> dict:
         warnings.simplefilter('ignore')                # the verdict becomes an event
         history = train_filter(filt, weak, unlabelled, recipe.replace(
             seed=derive_seed(cfg.seed, 'filter', self.n_rounds) % 2**31, n_iters=cfg.filter_iters or recipe.n_iters))
-    taken, verdict = history[history.taken].iloc[0], filt.verdict
+    last, held, verdict = history.dropna(subset='var_loss').iloc[-1], history.get('valid_loss'), filt.verdict
     if verdict:
         self.log('warning', round=self.n_rounds, message=f'The filter of round {self.n_rounds} is not acted on: {verdict}')
         if before: filt.load_state_dict(before[0]); filt.rounds, filt.verdict = before[1], ''
-    return dict(steps=int(taken.step), filter_loss=taken.var_loss, valid_loss=taken.get('valid_loss'), verdict=verdict)
+    return dict(steps=int(last.step), filter_loss=last.var_loss, valid_loss=None if held is None else held.min(), verdict=verdict)
 
 # %% ../nbs/11_training.ipynb #13df69d4
 @patch
@@ -291,14 +294,16 @@ class Trainer:
         try: self._build(self.run.resume() if self.run.resumed else None)
         except BaseException: self.run.close(); raise
 
-# %% ../nbs/11_training.ipynb #7272b441
+# %% ../nbs/11_training.ipynb #1e505bf2
 @patch
 def _build(self:Trainer, checkpoint):
     "Net, optimizer, evaluators and shrinker, as they were at the checkpoint if there is one."
     cfg, device, on_cuda = self.cfg, self.device, self.device.type == 'cuda'
     if checkpoint:
         for layer, op in (~checkpoint[1]['space.alive']).nonzero().tolist(): self.space.drop(layer, op)
-    with seeded(cfg.seed, 'first weights'): self.net = SuperNet(self.space)
+    with seeded(cfg.seed, 'first weights'):
+        self.net = SuperNet(self.space)
+        if cfg.aligned: self.net.align()
     self.net.to(device, memory_format=torch.channels_last)
     self.optimizer = torch.optim.SGD(self.net.parameters(), lr=cfg.lr, momentum=cfg.momentum,
                                      weight_decay=cfg.weight_decay, fused=True)
@@ -440,14 +445,14 @@ def train_round(self:Trainer, epoch:int):
     self.save()
     self.clock = time.perf_counter()                    # a round is no part of the next images per second
 
-# %% ../nbs/11_training.ipynb #51203b94
+# %% ../nbs/11_training.ipynb #d626c640
 @patch
 def train_epoch(self:Trainer, epoch:int):
     "The rest of an epoch, step by step."
     cfg, s = self.cfg, self.shrinker
     s.begin(epoch)
     start = self.step - epoch * self.steps_per_epoch
-    for x, y in self.data.batches(cfg.batch_size, epoch, start, self.device, cfg.n_workers):
+    for x, y in self.data.batches(cfg.batch_size, epoch, start, self.device, cfg.n_workers, cfg.augment or None):
         self.train_step(x, y)
         if self.step % cfg.log_every == 0:
             self.log_steps()

@@ -54,7 +54,7 @@ class PathFilter(nn.Module):
     def __repr__(self):
         return f'PathFilter of {self.space.name}, {self.dim} wide, trained {self.rounds} times. {self.verdict}'.strip()
 
-# %% ../nbs/07_vpu.ipynb #a9e4dcca
+# %% ../nbs/07_vpu.ipynb #0396859b
 @patch
 def embed(self:PathFilter, paths:Tensor) -> Tensor:
     "A of the paper: the embeddings that paths choose, shape `(n, L, H)`."
@@ -66,13 +66,37 @@ def logit(self:PathFilter, A:Tensor) -> Tensor:
     _, (h, _) = self.lstm(A)                                          # h: last state of each direction
     return self.mlp(torch.cat([h[0], h[1]], 1)).squeeze(1)
 
+# %% ../nbs/07_vpu.ipynb #0fcbd219
+def _last_state(gates_of, order, w_hh):
+    "Last hidden state of an LSTM whose input gates at each step are looked up: `gates_of(l)` gives `(n, 4H)`."
+    h = c = None
+    for l in order:
+        gates = gates_of(l) if h is None else gates_of(l).addmm_(h, w_hh.T)
+        i, f, g, o = gates.chunk(4, 1)
+        c = i.sigmoid() * g.tanh() if c is None else f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+    return h
+
+@patch
+def _tables(self:PathFilter) -> list:
+    "For each direction: order of the layers, what every op adds to the gates `(L, N, 4H)`, recurrent weights."
+    lstm, layers = self.lstm, range(self.space.n_layers)
+    table = lambda d: self.embedding @ getattr(lstm, f'weight_ih_l0{d}').T + getattr(lstm, f'bias_ih_l0{d}') \
+        + getattr(lstm, f'bias_hh_l0{d}')
+    return [(order, table(d), getattr(lstm, f'weight_hh_l0{d}')) for d, order in (('', layers), ('_reverse', layers[::-1]))]
+
+# %% ../nbs/07_vpu.ipynb #3288cb43
 @patch
 @torch.no_grad()
-def log_phi(self:PathFilter, paths:Tensor, batch_size:int=4096) -> Tensor:
-    "log Phi of many paths, shape `(n,)`, in batches."
-    paths = torch.atleast_2d(self.space.check(paths))
-    parts = [F.logsigmoid(self.logit(self.embed(p))).cpu() for p in paths.split(batch_size) if len(p)]
-    return torch.cat([torch.empty(0), *parts])
+def log_phi(self:PathFilter, paths:Tensor, batch_size:int=0) -> Tensor:
+    "log Phi of many paths, shape `(n,)`, on the CPU; in batches of 512, on a GPU of 16384, if not given."
+    paths, tables, device = torch.atleast_2d(self.space.check(paths)), self._tables(), self.own.device
+    parts, size = [torch.empty(0)], batch_size or (512 if device.type == 'cpu' else 16384)
+    for p in paths.to(device).split(size):
+        if len(p) == 0: continue
+        h = [_last_state(lambda l: table[l][p[:, l]], order, w_hh) for order, table, w_hh in tables]
+        parts.append(F.logsigmoid(self.mlp(torch.cat(h, 1)).squeeze(1)).cpu())
+    return torch.cat(parts)
 
 # %% ../nbs/07_vpu.ipynb #1eee515d
 @patch
@@ -150,7 +174,7 @@ def nnpu_loss(z_p, z_u, prior):
 
 PRIOR_LOSSES:dict[str, Callable] = dict(pn=pn_loss, upu=upu_loss, nnpu=nnpu_loss)
 
-# %% ../nbs/07_vpu.ipynb #e2584135
+# %% ../nbs/07_vpu.ipynb #154fbaec
 @config
 class FilterConfig:
     "How a filter is trained."
@@ -264,7 +288,7 @@ def _pool(rows):
     means = total.div(total.n, axis=0).assign(n=total.n)
     return means[rows.groupby('step').fold.nunique() == rows.fold.nunique()]
 
-# %% ../nbs/07_vpu.ipynb #d94e269d
+# %% ../nbs/07_vpu.ipynb #71d98833
 def cross_validate(
     filt:PathFilter,                     # Its weights are as before afterwards
     weak:Tensor, unlabelled:Tensor,
@@ -278,38 +302,37 @@ def cross_validate(
             row = dict(fold=k, step=step, n=len(held), **_opinion(filt, held, unlabelled))
             rows.append(row)
             best = min(best, row['loss'])
-            if row['loss'] > best + 3*cfg.patience: break           # it only gets worse from here
+            if row['loss'] > best + 2*cfg.patience: break           # it only gets worse from here
         filt.load_state_dict(start)
     return _pool(rows) if rows else None
 
-# %% ../nbs/07_vpu.ipynb #ba2a6947
+# %% ../nbs/07_vpu.ipynb #0eb27057
 def _choose(held, n_iters, patience):
-    "How many steps: all, or, where the held-out loss has risen, those with the lowest."
-    if held is None: return n_iters
-    best = held.loss.idxmin()
-    return n_iters if n_iters in held.index and held.loss[n_iters] - held.loss[best] <= patience else best
+    "The step at which a filter knew most about what was held out, and how many steps to train on all labels."
+    if held is None: return n_iters, n_iters
+    best = int(held.loss.idxmin())
+    if n_iters in held.index and held.loss[n_iters] - held.loss[best] <= patience: return n_iters, n_iters
+    return best, min(2*best, n_iters)
 
-# %% ../nbs/07_vpu.ipynb #99a19faf
+# %% ../nbs/07_vpu.ipynb #b90f66ee
 def train_filter(
     filt:PathFilter,
     weak:Tensor,            # P: paths that surely are weak, `(n, n_layers)`
     unlabelled:Tensor,      # U: paths drawn from the space; for PN learning, good paths
     cfg:FilterConfig|None=None,
-) -> pd.DataFrame:          # Some thirty rows: `step`, `loss`, `var_loss`, `valid_loss`, which of them was `taken`
+) -> pd.DataFrame:          # Some thirty rows: `step`, `loss`, `var_loss`; `valid_loss` is that of the folds
     "Train a new filter, or go on with one, on weak and unlabelled paths; `filt.verdict` says whether to trust it."
     cfg, (weak, unlabelled) = cfg or FilterConfig(), _check_sets(filt, weak, unlabelled)
     if not filt.rounds: filt.start(cfg)
     n = cfg.n_iters or min(3000, max(80, round(4 * len(weak)**.75)))
     with seeded(cfg.seed, 'folds of the filter', filt.rounds): held = cross_validate(filt, weak, unlabelled, cfg, n)
-    stop, rows = _choose(held, n, cfg.patience), []
+    (best, n), rows = _choose(held, n, cfg.patience), []
     with seeded(cfg.seed, 'filter', filt.rounds):
         for step, loss in _steps(filt, weak, unlabelled, cfg, n):
             rows.append(dict(step=step, loss=loss, var_loss=_opinion(filt, weak[:2000], unlabelled)['loss']))
-            if step == stop: break
-    filt.finish(cfg, unlabelled, _opinion(filt, weak, unlabelled) | dict(n=len(weak)) if held is None else held.loc[stop])
-    history = pd.DataFrame(rows).set_index('step')
-    if held is not None: history = history.join(held.loss.rename('valid_loss'), how='outer')
-    return history.reset_index().assign(taken=lambda h: h.step == stop)
+    filt.finish(cfg, unlabelled, _opinion(filt, weak, unlabelled) | dict(n=len(weak)) if held is None else held.loc[best])
+    history = pd.DataFrame(rows)
+    return history if held is None else history.merge(held.loss.rename('valid_loss').reset_index(), 'outer', 'step')
 
 # %% ../nbs/07_vpu.ipynb #a204db0e
 def judge(
