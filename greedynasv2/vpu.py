@@ -334,7 +334,7 @@ def train_filter(
     history = pd.DataFrame(rows)
     return history if held is None else history.merge(held.loss.rename('valid_loss').reset_index(), 'outer', 'step')
 
-# %% ../nbs/07_vpu.ipynb #a204db0e
+# %% ../nbs/07_vpu.ipynb #62e1f534
 def judge(
     kept:float,        # Share of unlabelled paths that the filter keeps
     evidence,          # `kept_weak` of `n` weak paths, best such as were held out, and `kept_all` of the unlabelled ones
@@ -342,7 +342,8 @@ def judge(
 ) -> str:              # Empty when nothing speaks against the filter
     "Why a filter should not be acted on, with advice."
     if kept < .001:
-        return f'it keeps almost nothing ({kept:.2%} of unlabelled paths): use less weight decay or fewer steps.'
+        return (f'it keeps almost nothing ({kept:.2%} of unlabelled paths): label more paths, a smaller share of them as weak, '
+                'or use less weight decay.')
     if kept > .9:
         return f'it keeps almost everything ({kept:.0%} of unlabelled paths): label more paths, or more of them as weak.'
     weak, everything, n = evidence['kept_weak'], evidence['kept_all'], int(evidence['n'])
