@@ -14,13 +14,20 @@ run_nb   = $(BIN)/papermill --no-progress-bar --stdout-file - nbs/$(1).ipynb run
            { tail -n 40 runs/$(1).log; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check accept bench lab sync clean
+.PHONY: help demo tour test check accept bench lab sync clean
 
 help: ## list these targets
 	@echo 'usage: make <target>'
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 12
 
-demo: $(READY) ## tour the search spaces without a browser, and say what was found
+demo: $(READY) ## train a supernet with the path filter on embedded data (some 5 minutes), and say what was found
+	@mkdir -p runs
+	@echo 'Running nbs/train_supernet.ipynb ...'
+	@$(call run_nb,train_supernet)
+	@echo
+	@echo 'The same with all figures: runs/train_supernet.ipynb (open it with `make lab`).'
+
+tour: $(READY) ## tour the search spaces without a browser
 	@mkdir -p runs
 	@echo 'Running nbs/explore_spaces.ipynb ...'
 	@$(call run_nb,explore_spaces)
@@ -40,6 +47,9 @@ check: $(READY) ## the quick part of the tests, for everyday work
 accept: bench ## the long acceptance runs; what they measure goes to results/
 	@echo 'Running nbs/filter_nasbench.ipynb ...'
 	@$(call run_nb,filter_nasbench)
+	@echo 'Running nbs/rank_of_paths.ipynb ...'
+	@$(call run_nb,rank_of_paths)
+	$(BIN)/python tests/accept.py
 
 bench: $(READY) ## side-by-side timings; leave the machine alone meanwhile
 	@mkdir -p runs results

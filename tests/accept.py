@@ -1,0 +1,86 @@
+"""The long acceptance runs of training: whole demo runs through papermill, and one run that is killed ten times.
+
+What they measure goes to results/training.json. `make accept` calls this; a part alone: python tests/accept.py demos mbse
+"""
+import json, os, random, subprocess, sys, tarfile, tempfile, time
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT/'tests'))
+
+from greedynasv2.core import find_data, results_file, write_atomic
+from greedynasv2.runs import Run, same_events
+from test_training import killed_until_done, same_weights, start, toy, weights
+
+
+def cifar_folder(folder, n_train=200, n_test=20):
+    "A part of CIFAR-10 as an image folder: so many images of each class."
+    counts = Counter()
+    with tarfile.open(find_data('cifar10_imagefolder.tar.gz')) as archive:
+        for member in archive:
+            if not member.name.endswith('.jpg'): continue
+            split, label, name = member.name.removeprefix('./').split('/')
+            counts[split, label] += 1
+            if counts[split, label] > (n_train if split == 'train' else n_test): continue
+            path = Path(folder)/split/label/name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(archive.extractfile(member).read())
+    return str(folder)
+
+
+def demo(name, folder, **parameters):
+    "One run of nbs/train_supernet.ipynb by papermill: what its events tell."
+    run_dir = Path(folder)/name
+    given = [a for k, v in dict(parameters, run_dir=run_dir).items() for a in ('-p', k, str(v))]
+    papermill = Path(sys.executable).with_name('papermill')
+    began, out = time.time(), Path(folder)/f'{name}.ipynb'
+    subprocess.run([papermill, '--no-progress-bar', ROOT/'nbs/train_supernet.ipynb', out, *given], check=True, capture_output=True)
+    run, minutes = Run.open(run_dir), (time.time() - began) / 60
+    rounds, steps = run.events('round'), run.events('step')
+    columns = ['epoch', 'q', 'kept', 'u', 'kappa', 'merged', 'ops', 'verdict']
+    tenth = max(1, len(steps) // 10)
+    row = dict(name=name, parameters=parameters, minutes=round(minutes, 2), status=run.status, steps=int(steps.step.max()),
+               loss_first_tenth=round(steps.loss[:tenth].mean(), 3), loss_last_tenth=round(steps.loss[-tenth:].mean(), 3),
+               rounds=rounds.reindex(columns=columns).round(3).astype(object).where(lambda d: d.notna(), None).to_dict('records'),
+               acceptance=run.events('accept')[['epoch', 'rate']].round(4).to_dict('list'),
+               merges=int((run.events('merge').get('decision') == 'merge').sum()) if len(run.events('merge')) else 0,
+               compared=run.results['compared'], notebook_mb=round(out.stat().st_size / 1e6, 2))
+    print(json.dumps({k: v for k, v in row.items() if k not in ('acceptance',)}), flush=True)
+    return row
+
+
+def demos(folder, *names):
+    "The demo runs of the training issue."
+    wanted = dict(mbse=dict(space='mbse'), mbse_mix_shuffle=dict(space='mbse_mix_shuffle'), res50se=dict(space='res50se'))
+    if find_data('cifar10_imagefolder.tar.gz'):
+        wanted['nasbench_macro'] = dict(space='nasbench_macro', recipe='demo', data=cifar_folder(Path(folder)/'cifar'))
+    else: print('nasbench_macro is passed by: cifar10_imagefolder.tar.gz is not on this machine.')
+    return [demo(n, folder, **p) for n, p in wanted.items() if not names or n in names]
+
+
+def kills(folder, n=10, seed=0):
+    "One run killed `n` times at random moments, against one that was left alone."
+    big = dict(epochs=10, n_train=960, save_every=0.)
+    assert start(toy(Path(folder)/'whole', **big)).wait() == 0
+    n_kills = killed_until_done(toy(Path(folder)/'killed', **big), n, (6, 14), random.Random(seed))
+    whole, killed = Run.open(Path(folder)/'whole'), Run.open(Path(folder)/'killed')
+    resumed = [json.loads(line)['step'] for line in (killed.folder/'events.jsonl').read_text().splitlines() if '"resume"' in line]
+    row = dict(kills=n_kills, resumed_from=resumed, steps=int(whole.events('step').step.max()),
+               differences_in_events=same_events(whole, killed), tensors_equal=same_weights(weights(whole), weights(killed)))
+    print(json.dumps(row), flush=True)
+    return row
+
+
+if __name__ == '__main__':
+    parts = sys.argv[1:2] or ['demos', 'kills']
+    out = results_file('training.json')
+    result = json.loads(out.read_text()) if out.exists() else dict(what='whole runs of train_supernet', demos=[])
+    with tempfile.TemporaryDirectory() as folder:
+        if 'demos' in parts:
+            new = demos(folder, *sys.argv[2:])
+            result['demos'] = [r for r in result['demos'] if r['name'] not in {n['name'] for n in new}] + new
+        if 'kills' in parts: result['kills'] = kills(folder)
+    result['machine'] = dict(cores=os.cpu_count())
+    write_atomic(out, json.dumps(result, indent=1) + '\n')
+    print('Written to', out)
