@@ -98,12 +98,12 @@ def _scaled(recipe:dict, epochs:int) -> dict:
     scale = lambda n: max(1, round(n * epochs / whole.epochs))
     return {k: scale(getattr(whole, k)) for k in ('warmup_epochs', 'round_every', 'q_epochs')}
 
-# %% ../nbs/11_training.ipynb #994d957b
+# %% ../nbs/11_training.ipynb #28296f26
 RECIPES = dict(
     paper_mobile=dict(),
     paper_resnet=dict(space='res50se'),
     demo=dict(width=.25, image_size=32, epochs=24, batch_size=32, lr=.015, lr_warmup=20, label_smoothing=0., clip=5.,
-              augment='none', aligned=True, warmup_epochs=8, round_every=4, m=200, n_valid=128, q_end=.8, q_epochs=12,
+              augment='none', aligned=True, warmup_epochs=8, round_every=4, m=400, n_valid=128, q_end=.8, q_epochs=12,
               filter_dim=16))
 DEMO = dict(res50se=dict(lr=.05), toy=dict(width=1., image_size=16))      # what a space asks for beyond that
 

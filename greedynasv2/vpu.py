@@ -217,7 +217,7 @@ def start(self:PathFilter, cfg:FilterConfig):
         self.own.normal_(std=cfg.std * (.1 if cfg.shared else 1))
         self.mlp[2].bias.fill_(2.*(cfg.method == 'vpu') if cfg.bias is None else cfg.bias)
 
-# %% ../nbs/07_vpu.ipynb #0899882b
+# %% ../nbs/07_vpu.ipynb #27fefb1f
 @patch
 def optimizer(self:PathFilter, cfg:FilterConfig, n_weak:int, n_iters:int):
     "Adam and its schedule for so many labels and steps."
@@ -225,7 +225,7 @@ def optimizer(self:PathFilter, cfg:FilterConfig, n_weak:int, n_iters:int):
     groups = [([self.own, *rest], lr)]
     if cfg.shared: groups = [([self.common], lr), ([self.own], .3*lr), (rest, lr * min(1, 32 / self.dim))]
     adam = torch.optim.Adam([dict(params=p, lr=r) for p, r in groups], weight_decay=cfg.weight_decay)
-    factor = dict(cosine=lambda t: .5 + .5*math.cos(math.pi * t / n_iters), constant=lambda t: 1.)[cfg.schedule]
+    factor = dict(cosine=lambda t: .5 + .5*math.cos(math.pi * t / max(1, n_iters)), constant=lambda t: 1.)[cfg.schedule]
     return adam, torch.optim.lr_scheduler.LambdaLR(adam, factor)
 
 # %% ../nbs/07_vpu.ipynb #a69e01e0

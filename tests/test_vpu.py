@@ -112,6 +112,18 @@ def test_a_verdict_does_not_outlive_its_training():
     assert filt.verdict == '' and filt.log_phi_max == 0
 
 
+def test_a_filter_may_find_that_it_knows_best_already(monkeypatch):
+    "When no step helps on what is held out, the weights stay as they are."
+    import greedynasv2.vpu as vpu
+    space = get_space('toy')
+    filt, weak, u = PathFilter(space, dim=8), space.sample(60), space.sample(300)
+    filt.rounds, before = 1, filt.log_phi(u)
+    held = lambda *args: vpu.pd.DataFrame(dict(loss=[-.5, 1.], kept_weak=[.1, .1], kept_all=[.5, .5], n=[60, 60]), index=vpu.pd.Index([0, 5], name='step'))
+    monkeypatch.setattr(vpu, 'cross_validate', held)
+    history = train_filter(filt, weak, u, FilterConfig(n_iters=5))
+    assert torch.equal(filt.log_phi(u), before) and filt.rounds == 2 and history.var_loss.notna().sum() == 1
+
+
 def test_an_untrained_filter_says_so():
     "After one step nothing can be told apart, and the verdict travels with the saved filter."
     space = get_space('nasbench_macro')
