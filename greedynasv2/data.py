@@ -6,9 +6,10 @@
 __all__ = ['EXTENSIONS', 'IN_MEMORY_BYTES', 'CIFAR10', 'ImageSet', 'read_image', 'to_pixels', 'augmentation', 'EpochView', 'Data',
            'load_digits_set', 'scan_folder', 'load_split', 'load_folder_set', 'load_cifar10_set', 'load_data']
 
-# %% ../nbs/06_data.ipynb #484942c7
+# %% ../nbs/06_data.ipynb #302bda9b
 import io, os, tarfile
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -106,13 +107,17 @@ class Data:
         return (f'{self.name}: {counts}, {self.n_classes} classes, {self.image_size} px'
                 + ('' if self.train.in_memory else ', read from files'))
 
-# %% ../nbs/06_data.ipynb #edffee84
+# %% ../nbs/06_data.ipynb #4d74c9d9
+@lru_cache
+def _channels(values:tuple, device:str) -> Tensor:
+    "A value a channel, put on the device once: a copy for every batch would make training wait for it."
+    return torch.tensor(values, device=device).view(-1, 1, 1)
+
 @patch
 def normalise(self:Data, x:Tensor, device='cpu') -> Tensor:
     "uint8 pixels to floats of mean 0 and deviation 1 a channel, on `device`, channels last."
     x = x.to(device, non_blocking=True).to(memory_format=torch.channels_last).float() / 255
-    as_channels = lambda v: torch.tensor(v, device=device).view(-1, 1, 1)
-    return (x - as_channels(self.mean)) / as_channels(self.std)
+    return (x - _channels(self.mean, str(device))) / _channels(self.std, str(device))
 
 # %% ../nbs/06_data.ipynb #3bc0c924
 @patch

@@ -607,7 +607,7 @@ def checkpoints(folder) -> list[tuple]:
     found = [(m, n) for n in names if (m := re.fullmatch(r'(\d{9,18})(?:[.](\d{1,9}))?', n))]
     return sorted(((int(m[1]), int(m[2] or 0), Path(folder)/'checkpoint'/n) for m, n in found), reverse=True)
 
-# %% ../nbs/10_runs.ipynb #00d0c2e6
+# %% ../nbs/10_runs.ipynb #a133cfdf
 @patch
 def save(
     self:Run,
@@ -620,7 +620,7 @@ def save(
     meta = {**plain(meta or {}), 'step': int(step), 'n_lines': self._n_lines}
     contents = {'tensors.safetensors': tensor_bytes(tensors), 'meta.json': json.dumps(meta).encode()}
     place = self.folder/'checkpoint'
-    half, again = place/f'.{step}.{os.getpid()}', sum(s == step for s, *_ in checkpoints(self.folder))
+    half, again = place/f'.{step}.{os.getpid()}', 1 + max((r for s, r, _ in checkpoints(self.folder) if s == step), default=-1)
     with told(f'The checkpoint of step {step} cannot be written to {place}; the one before is kept'):
         os.fsync(self._file.fileno())
         try:

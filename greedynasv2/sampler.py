@@ -269,14 +269,14 @@ def refill(self:FilteredSampler, n:int) -> Tensor:
         left -= len(paths)
     return torch.cat(kept if missing <= 0 else [*kept, self._least_weak(torch.cat(discarded), missing)])
 
-# %% ../nbs/08_sampler.ipynb #8129dfa4
+# %% ../nbs/08_sampler.ipynb #611daff6
 @patch
 def _least_weak(self:FilteredSampler, paths:Tensor, n:int) -> Tensor:
     "The fallback: the distinct paths with the lowest Phi, from the lowest up, repeated if there are fewer than `n`."
     self.fallbacks += 1
     paths = paths.unique(dim=0)
     paths = paths[self.filt.log_phi(paths).argsort(stable=True)[:max(n, self.few)]]    # `prob` would be 1 for many
-    return paths.repeat(math.ceil(n / len(paths)), 1)
+    return paths.repeat(math.ceil(max(n, self.few) / len(paths)), 1)
 
 # %% ../nbs/08_sampler.ipynb #0feb5899
 @patch

@@ -217,7 +217,7 @@ def check_images(space:SearchSpace, x, y):
     low, high, n = int(y.min()), int(y.max()), space.n_classes
     if low < 0 or high >= n: raise InputError(f'Labels of {space.name} run from 0 to {n - 1}; given: {low} to {high}.')
 
-# %% ../nbs/05_supernet.ipynb #5ca60eed
+# %% ../nbs/05_supernet.ipynb #bb1dc934
 class SupernetEvaluator:
     "Loss and accuracy of paths on held-out images: the `evaluate(N, a, D_val)` of Algorithm 1."
     def __init__(self,
@@ -232,8 +232,8 @@ class SupernetEvaluator:
         if calibration is not None: check_images(net.space, calibration, y[:1].expand(len(calibration)))
         check_value('batch_size', batch_size, Count)
         self.net, self.space, self.y, self.share, self.amp = net, net.space, y.long(), share, amp
-        self.x = list(x.split(batch_size))
-        self.calibration = [] if calibration is None else list(calibration.split(batch_size))
+        parts = lambda x: list(x.tensor_split(-(-len(x) // batch_size)))       # of even size: one image has no statistics
+        self.x, self.calibration = parts(x), [] if calibration is None else parts(calibration)
 
 # %% ../nbs/05_supernet.ipynb #fbcb14ac
 @patch

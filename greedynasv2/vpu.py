@@ -306,12 +306,14 @@ def cross_validate(
         filt.load_state_dict(start)
     return _pool(rows) if rows else None
 
-# %% ../nbs/07_vpu.ipynb #0eb27057
+# %% ../nbs/07_vpu.ipynb #123cb4c2
 def _choose(held, n_iters, patience):
-    "The step at which a filter knew most about what was held out, and how many steps to train on all labels."
+    "The step at which a filter told held-out weak paths from others best, and how many steps to train on all labels."
     if held is None: return n_iters, n_iters
-    best = int(held.loss.idxmin())
-    if n_iters in held.index and held.loss[n_iters] - held.loss[best] <= patience: return n_iters, n_iters
+    lowest = held.loss.min()
+    if n_iters in held.index and held.loss[n_iters] - lowest <= patience: return n_iters, n_iters
+    near = held[held.loss <= lowest + patience]
+    best = int(((near.kept_all - near.kept_weak) / (near.kept_all * (1 - near.kept_all) + 1e-6)**.5).idxmax())
     return best, min(2*best, n_iters)
 
 # %% ../nbs/07_vpu.ipynb #b90f66ee
@@ -334,11 +336,11 @@ def train_filter(
     history = pd.DataFrame(rows)
     return history if held is None else history.merge(held.loss.rename('valid_loss').reset_index(), 'outer', 'step')
 
-# %% ../nbs/07_vpu.ipynb #62e1f534
+# %% ../nbs/07_vpu.ipynb #bcd50fc9
 def judge(
     kept:float,        # Share of unlabelled paths that the filter keeps
     evidence,          # `kept_weak` of `n` weak paths, best such as were held out, and `kept_all` of the unlabelled ones
-    luck:float=.05,    # The most that chance may explain
+    luck:float=.03,    # The most that chance may explain
 ) -> str:              # Empty when nothing speaks against the filter
     "Why a filter should not be acted on, with advice."
     if kept < .001:

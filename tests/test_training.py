@@ -11,7 +11,7 @@ from greedynasv2.spaces import get_space
 from greedynasv2.training import Shrinker, TrainConfig, Trainer, agreement, is_round, make_config, may_stop, train_supernet
 
 TOY = dict(space='toy', epochs=6, warmup_epochs=2, round_every=1, q_epochs=4, q_end=.8, image_size=16, n_train=320,
-           batch_size=16, lr=.05, m=60, n_valid=40, filter_dim=8, filter_iters=20, log_every=5, stop_rule='none')
+           batch_size=16, lr=.03, m=150, n_valid=60, filter_dim=8, log_every=5, stop_rule='none')
 
 
 def toy(folder, **changes):
@@ -220,7 +220,9 @@ def test_agreement_by_hand():
 
 def test_training_stops_when_filters_agree(tmp_path):
     "With a beta that is always met, the paper's rule ends the run at the second round, and the run counts as ended."
-    run = train_supernet(toy(tmp_path/'run', stop_rule='paper', beta=0.), report=None)
+    trainer = Trainer(toy(tmp_path/'run', stop_rule='paper', beta=0.), report=None)
+    trainer.shrinker.evaluate = additive(trainer.space)
+    run = trainer.train()
     assert run.status == 'ended' and 'is above beta' in run.status_text and len(run.events('round')) == 2
 
 
@@ -233,3 +235,55 @@ def test_bad_configs_are_answered_with_a_sentence(tmp_path):
         with pytest.raises(InputError, match=says): train_supernet(toy(tmp_path/'run', **changes), report=None)
     assert not (tmp_path/'run').exists()
     assert [e for e in range(8) if is_round(toy('', method='spos'), e)] == []
+
+
+DEATHS = [  # (changes of the run, what dies, at which call of it): the process is gone in the middle of it, at once
+    (dict(), 'Trainer._compare', 1),                                        # after the last checkpoint, before the end
+    (dict(stop_rule='paper', beta=0.), 'Trainer._compare', 1),              # the stop was decided, and nothing says so yet
+    (dict(), 'Shrinker.learn', 2),                                          # in a round, right after an epoch's last step
+    (dict(warmup_epochs=0), 'Trainer.train_epoch', 1),                      # after a round before the first step
+    (dict(), 'Run._prune', 3),                                              # a checkpoint is there, the old one too
+    (dict(method='greedynas'), 'Trainer.train_step', 50), (dict(method='fairnas', epochs=3), 'Trainer.train_step', 30)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('changes, place, call', DEATHS)
+def test_killed_where_it_hurts(tmp_path, changes, place, call):
+    "Dead in the middle of what takes long or comes last: the next start ends with the same events, tensors and results."
+    die = ('import os, greedynasv2.training as t; calls = [0]; cls, name = {!r}.split("."); cls = getattr(t, cls); old = getattr(cls, name)\n'
+           'def new(self, *args):\n'
+           '    calls[0] += 1\n'
+           '    if calls[0] == {}: os._exit(9)\n'
+           '    return old(self, *args)\n'
+           'setattr(cls, name, new)').format(place, call)
+    whole = train_supernet(toy(tmp_path/'whole', **changes), report=None)
+    cfg = toy(tmp_path/'killed', save_every=0., **changes)
+    assert start(cfg, die).wait() == 9
+    killed = train_supernet(cfg, report=None)
+    assert killed.status == 'ended' and same_events(whole, killed) == []
+    assert same_weights(weights(whole), weights(killed)) and whole.results == killed.results
+
+
+def test_infinite_images_leave_nothing_behind(tmp_path):
+    "A batch of infinities: its step is skipped, and no statistics of batch norms stay infinite."
+    trainer = Trainer(toy(tmp_path/'run', method='spos', epochs=1), report=None)
+    step = trainer.train_step
+    trainer.train_step = lambda x, y: step(x * float('inf') if trainer.step == 3 else x, y)
+    run = trainer.train()
+    assert all(v.isfinite().all() for v in weights(run).values() if v.is_floating_point())
+    assert run.events('warning').message.str.contains('1 of 5 steps were skipped').any()
+
+
+def test_a_veto_keeps_two_ops_apart():
+    "The pair that would merge first stays when it is vetoed."
+    _, _, events = rounds_of(1, merge_threshold=.0, max_merges=1)
+    first = events[(events.kind == 'merge') & (events.decision == 'merge')].iloc[0]
+    space, events = get_space('toy'), []
+    shrinker = Shrinker(toy('', m=150, filter_dim=16, filter_iters=0, merge_threshold=.0, max_merges=1), space, additive(space),
+                        log=lambda kind, **facts: events.append(dict(kind=kind, **facts)))
+    shrinker.vetoes = [[int(first.layer), first.kept, first.removed]]
+    shrinker.round(2)
+    merges = pd.DataFrame([e for e in events if e['kind'] == 'merge'])
+    vetoed = merges[merges.decision == 'vetoed'].iloc[0]
+    assert (vetoed.layer, {vetoed.kept, vetoed.removed}) == (first.layer, {first.kept, first.removed})
+    assert merges[merges.decision == 'merge'].iloc[0][['layer', 'removed']].tolist() != first[['layer', 'removed']].tolist()
