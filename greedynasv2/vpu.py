@@ -306,7 +306,7 @@ def cross_validate(
         filt.load_state_dict(start)
     return _pool(rows) if rows else None
 
-# %% ../nbs/07_vpu.ipynb #85f5670e
+# %% ../nbs/07_vpu.ipynb #123cb4c2
 def _choose(held, n_iters, patience):
     "The step at which a filter told held-out weak paths from others best, and how many steps to train on all labels."
     if held is None: return n_iters, n_iters
@@ -314,7 +314,7 @@ def _choose(held, n_iters, patience):
     if n_iters in held.index and held.loss[n_iters] - lowest <= patience: return n_iters, n_iters
     near = held[held.loss <= lowest + patience]
     best = int(((near.kept_all - near.kept_weak) / (near.kept_all * (1 - near.kept_all) + 1e-6)**.5).idxmax())
-    return best, min(round(1.5*best), n_iters)
+    return best, min(2*best, n_iters)
 
 # %% ../nbs/07_vpu.ipynb #b90f66ee
 def train_filter(
