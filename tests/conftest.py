@@ -1,4 +1,8 @@
 "What all tests share: the marker `slow`, and data files that a machine may lack."
+import os
+
+os.environ.setdefault('OMP_NUM_THREADS', '1')      # before torch is imported: runs repeat bit for bit at equal threads only
+
 import pytest
 
 

@@ -19,15 +19,6 @@ def toy(folder, **changes):
     return make_config('demo', **{**TOY, 'run_dir': str(folder), **changes})
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    "Runs repeat bit for bit at an equal number of threads: the processes started here have one, so this one has too."
-    n = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
-
 def weights(run):
     "All tensors of the last checkpoint."
     return run.checkpoint()[1]
