@@ -35,7 +35,7 @@ class Sampler:
 
     def __repr__(self): return f'{type(self).__name__} of {self.space.name}, seed {self.seed}'
 
-# %% ../nbs/08_sampler.ipynb #51b525bd
+# %% ../nbs/08_sampler.ipynb #a9647e34
 @patch
 def _count(self:Sampler, drawn:int, kept:int): self.drawn += drawn; self.kept += kept
 
@@ -44,11 +44,6 @@ def _uniform(self:Sampler, n:int) -> Tensor:
     "`n` paths, each as likely as any other; all of them are kept."
     self._count(n, n)
     return self.space.sample(n, self.generator)
-
-@patch
-def _alive(self:Sampler, paths:Tensor) -> Tensor:
-    "True where every op of a path is still a choice, shape `(n,)`."
-    return self.space._alive[torch.arange(self.space.n_layers), paths].all(1)
 
 # %% ../nbs/08_sampler.ipynb #4a205bb5
 @patch
@@ -59,7 +54,7 @@ def refill(
     "Choose some more paths: what a kind of sampler has to say."
     raise NotImplementedError(f'{type(self).__name__} does not say how it draws paths.')
 
-# %% ../nbs/08_sampler.ipynb #56a76c90
+# %% ../nbs/08_sampler.ipynb #b04a80d8
 @patch
 def sample(
     self:Sampler,
@@ -67,7 +62,7 @@ def sample(
 ) -> Tensor:         # Shape `(n, n_layers)`
     "The next `n` paths to train."
     check_value('n', n, Whole)
-    self.buffer = self.buffer[self._alive(self.buffer)]
+    self.buffer = self.buffer[self.space.is_alive(self.buffer)]
     while len(self.buffer) < n: self.buffer = torch.cat([self.buffer, self.refill(n - len(self.buffer))])
     paths, self.buffer = self.buffer[:n], self.buffer[n:]
     return paths
@@ -176,11 +171,11 @@ def remember(self:GreedySampler, paths:Tensor, loss:Tensor):
     self.pool = torch.tensor(best, dtype=torch.long).view(-1, self.space.n_layers)
     self.pool_loss = torch.tensor([known[p] for p in best], dtype=torch.float)
 
-# %% ../nbs/08_sampler.ipynb #a78a01bf
+# %% ../nbs/08_sampler.ipynb #e215d6f0
 @patch
 def _prune(self:GreedySampler):
     "Candidates with an op that was dropped go."
-    alive = self._alive(self.pool)
+    alive = self.space.is_alive(self.pool)
     self.pool, self.pool_loss = self.pool[alive], self.pool_loss[alive]
 
 @patch

@@ -337,6 +337,15 @@ def drop(
         raise InputError(f'{name} is the last op alive in layer {layer} of {self.name} and cannot be dropped.')
     self._alive[layer, op] = False
 
+# %% ../nbs/02_spaces.ipynb #d9b44945
+@patch
+def is_alive(
+    self:SearchSpace,
+    paths:Tensor,     # Shape `(n, n_layers)`
+) -> Tensor:          # Shape `(n,)`
+    "True where every op of a path is still a choice."
+    return self._alive[torch.arange(self.n_layers), paths].all(1)
+
 # %% ../nbs/02_spaces.ipynb #fce584f8
 @patch
 def sample(

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['RECIPES', 'DEMO', 'ASKED', 'LOCAL', 'META', 'WeightConfig', 'RoundConfig', 'TrainConfig', 'choose_recipe',
-           'make_config', 'weak_prior', 'is_round', 'agreement', 'may_stop', 'Shrinker', 'simulate', 'run_folder',
-           'load_task', 'Trainer', 'learning_rate', 'beating', 'train_supernet']
+           'make_config', 'weak_prior', 'is_round', 'agreement', 'may_stop', 'Shrinker', 'simulate', 'run_parameters',
+           'run_folder', 'load_task', 'Trainer', 'learning_rate', 'beating', 'train_supernet']
 
-# %% ../nbs/11_training.ipynb #813cc394
+# %% ../nbs/11_training.ipynb #ef61b0dc
 import json, math, threading, time, warnings
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from .core import (Amount, Count, InputError, Share, Whole, config, derive_seed, generator, get_device, one_of,
                               project_dir, seeded)
 from .data import load_data
-from .merger import apply_merges, plan_merges, similarity
-from .nasbench import load_macro, macro_evaluator
+from .merger import apply_merges, plan_merges, read_vetoes, similarity
+from .nasbench import macro_evaluator
 from .runs import Run, load_optimizer_tensors, optimizer_tensors, pack, unpack
 from .sampler import FairSampler, FilteredSampler, GreedySampler, UniformSampler
 from .spaces import SearchSpace, get_space
@@ -226,7 +226,7 @@ def merge(self:Shrinker, unlabelled:Tensor, apply:Callable) -> int:
     apply(plan)
     return int((plan.decision == 'merge').sum()) if len(plan) else 0
 
-# %% ../nbs/11_training.ipynb #8355c2de
+# %% ../nbs/11_training.ipynb #b68beaba
 @patch
 def round(self:Shrinker, epoch:int, apply:Callable|None=None) -> dict:
     "One round of Algorithm 1 before `epoch`; its facts, with `stop` when training is done."
@@ -242,7 +242,7 @@ def round(self:Shrinker, epoch:int, apply:Callable|None=None) -> dict:
         if before is not None and not facts['verdict']: facts |= dict(zip(('u', 'kappa'), agreement(before, after)))
         facts |= dict(kept=1 - after.float().mean().item(), merged=0)
         if not facts['verdict']: facts['merged'] = self.merge(unlabelled, apply or (lambda p: apply_merges(p, space)))
-        self.filt.normalise(unlabelled)
+        if facts['merged'] or facts['verdict']: self.filt.normalise(unlabelled)     # else training has done so
     for sampler in (self.uniform, self.sampler): sampler.refresh()
     facts |= dict(ops=int(space.alive.sum()), log10_size=math.log10(space.size), stop=may_stop(cfg, facts))
     self.log('round', **facts)
@@ -268,9 +268,13 @@ def simulate(
                          q=weak_prior(cfg, epoch) if epoch >= cfg.warmup_epochs else 0.))
     return pd.DataFrame(rows)
 
-# %% ../nbs/11_training.ipynb #82759c42
+# %% ../nbs/11_training.ipynb #84f27bde
 ASKED = 'asked to stop'
 LOCAL = 'run_dir', 'resume', 'device', 'n_workers', 'save_every'      # where and how it runs, not what it computes
+
+def run_parameters(cfg:TrainConfig) -> dict:
+    "What defines a run: two with the same are the same run, wherever they are."
+    return {k: v for k, v in cfg.to_dict().items() if k not in LOCAL}
 
 def run_folder(cfg:TrainConfig) -> Path:
     "The folder of a run: as given, or runs/<space>-<method>-<seed> of the project."
@@ -285,7 +289,7 @@ def load_task(cfg:TrainConfig):      # Data and space
         raise InputError(f'batch_size is {cfg.batch_size}; {data.name} has {len(data.train)} training images.')
     return data, get_space(cfg.space, n_classes=data.n_classes, image_size=size, width=cfg.width)
 
-# %% ../nbs/11_training.ipynb #c4cc9ad6
+# %% ../nbs/11_training.ipynb #5dce14ae
 class Trainer:
     "A run in the making."
     def __init__(self,
@@ -297,8 +301,7 @@ class Trainer:
         self.data, self.space = task or load_task(cfg)
         self.steps_per_epoch = len(self.data.train) // cfg.batch_size
         self.n_steps = cfg.epochs * self.steps_per_epoch
-        parameters = {k: v for k, v in cfg.to_dict().items() if k not in LOCAL}
-        self.run = Run.create(run_folder(cfg), parameters, self.space, resume=cfg.resume)
+        self.run = Run.create(run_folder(cfg), run_parameters(cfg), self.space, resume=cfg.resume)
         self.step, self.round_epoch, self.bad, self.stop_reason, self.asked, self.ignored = 0, -1, 0, '', {}, ''
         self.pending, self.clock, self.saved_at, self.save_took = [], time.perf_counter(), time.monotonic(), 0.
         try: self._build(self.run.resume() if self.run.resumed else None)
@@ -417,7 +420,7 @@ def log_accepted(self:Trainer):
                                      f'trained instead, {stats["fallbacks"]} times.')
     return stats['rate']
 
-# %% ../nbs/11_training.ipynb #1fd1f6b1
+# %% ../nbs/11_training.ipynb #32d380f5
 @patch
 def _obey(self:Trainer, asked:dict):
     "Do what control.json asks for."
@@ -430,7 +433,7 @@ def listen(self:Trainer):
     "Look at control.json."
     asked = self.run.read_control()
     if asked is None or asked.to_dict() == self.asked: return
-    try: plan_merges(similarity(self.shrinker.filt), self.space, 1., asked.vetoes)       # knows what a good veto is
+    try: read_vetoes(asked.vetoes, self.space)
     except InputError as e:
         said, self.ignored = self.ignored, f'control.json is ignored: {e}'
         return self._log('warning', message=self.ignored) if said != self.ignored else None
@@ -511,7 +514,7 @@ def train(self:Trainer) -> Run:
             if not self.stop_reason: self.train_epoch(epoch)
         return self._finish()
 
-# %% ../nbs/11_training.ipynb #ed5c4d49
+# %% ../nbs/11_training.ipynb #1afb39ec
 @patch
 def _compare(self:Trainer, n:int) -> dict:
     "Median validation loss and accuracy of `n` paths that would be trained next, and of `n` uniform ones."
@@ -526,8 +529,7 @@ def _compare(self:Trainer, n:int) -> dict:
 def _finish(self:Trainer) -> Run:
     "Last events, last checkpoint, results."
     self.log_steps()
-    failed = self.bad >= self.cfg.max_bad
-    if failed: raise InputError(f'Training stopped: {self.stop_reason}.')
+    if self.bad >= self.cfg.max_bad: raise InputError(f'Training stopped: {self.stop_reason}.')
     self.save()
     compared = self._compare(min(50, self.cfg.m)) if self.stop_reason != ASKED else {}
     done = self.step >= self.n_steps or self.stop_reason != ASKED
@@ -536,7 +538,7 @@ def _finish(self:Trainer) -> Run:
     self.run.finish('end' if done else 'stop', results, step=self.step, reason=self.stop_reason or 'the schedule is done')
     return Run.open(self.run.folder)
 
-# %% ../nbs/11_training.ipynb #361c51b1
+# %% ../nbs/11_training.ipynb #c372a77e
 def train_supernet(
     cfg:TrainConfig,
     report:Callable|None=print,      # Gets a line an epoch and a line a round; None = silence
@@ -545,7 +547,7 @@ def train_supernet(
     "Train a supernet, or go on with a run that was interrupted; the run folder tells everything."
     folder, report = run_folder(cfg), report or (lambda line: None)
     if cfg.resume and (folder/'config.json').exists() and (run := Run.open(folder)).status == 'ended':
-        if run.config == json.loads(json.dumps({k: v for k, v in cfg.to_dict().items() if k not in LOCAL})):
+        if run.config == json.loads(json.dumps(run_parameters(cfg))):
             report(f'The run in {folder} has ended already; this is what it found. For a new one choose another run_dir or seed.')
             return run
     return Trainer(cfg, report, task).train()

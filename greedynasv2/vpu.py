@@ -98,11 +98,11 @@ def log_phi(self:PathFilter, paths:Tensor, batch_size:int=0) -> Tensor:
         parts.append(F.logsigmoid(self.mlp(torch.cat(h, 1)).squeeze(1)).cpu())
     return torch.cat(parts)
 
-# %% ../nbs/07_vpu.ipynb #1eee515d
+# %% ../nbs/07_vpu.ipynb #66891b74
 @patch
 def uses_dropped(self:PathFilter, paths:Tensor) -> Tensor:
     "True where a path uses an op that is no longer alive."
-    return ~self.space._alive[torch.arange(self.space.n_layers), paths].all(1)
+    return ~self.space.is_alive(paths)
 
 @patch
 def normalise(self:PathFilter, unlabelled:Tensor):
