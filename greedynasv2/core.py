@@ -130,10 +130,13 @@ def set_seed(seed:int):
 # %% ../nbs/00_core.ipynb #cc7aaed2
 @contextmanager
 def seeded(seed:int, *keys):
-    "Within: torch's global generator, seeded for one purpose. Afterwards: as it was."
+    "Within: the global generators of torch and Python, seeded for one purpose. Afterwards: as they were."
+    kept, seed = random.getstate(), derive_seed(seed, *keys)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(seed, *keys))
-        yield
+        torch.default_generator.manual_seed(seed); random.seed(seed)
+        if torch.cuda.is_initialized(): torch.cuda.manual_seed_all(seed)      # `torch.manual_seed` takes a millisecond if not
+        try: yield
+        finally: random.setstate(kept)
 
 # %% ../nbs/00_core.ipynb #feca889e
 def get_device(name:str='auto') -> torch.device:

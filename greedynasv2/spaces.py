@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'SPEC', 'ALPHABET', 'MB_OPS', 'MIX_OPS', 'SHUFFLE_OPS', 'RES_OPS', 'MOBILE', 'RES50', 'MACRO', 'TOY',
-           'ALIASES', 'SPACES', 'BUILTIN', 'GREEDYNAS_B', 'Cost', 'conv_cost', 'Layer', 'Op', 'Kind', 'kind',
-           'parse_op', 'id_cost', 'conv_bn_cost', 'max_pool_cost', 'se_cost', 'mix_split', 'mb_cost', 'ShuffleShape',
-           'shuffle_shape', 'shuffle_cost', 'res_shape', 'res_cost', 'register_op', 'SearchSpace', 'scale_channels',
-           'get_space', 'register_space']
+           'ALIASES', 'SPACES', 'BUILTIN', 'GREEDYNAS_B', 'ARCH_KEYS', 'Cost', 'conv_cost', 'Layer', 'Op', 'Kind',
+           'kind', 'parse_op', 'id_cost', 'conv_bn_cost', 'max_pool_cost', 'se_cost', 'mix_split', 'mb_cost',
+           'ShuffleShape', 'shuffle_shape', 'shuffle_cost', 'res_shape', 'res_cost', 'register_op', 'SearchSpace',
+           'scale_channels', 'get_space', 'register_space', 'Arch', 'write_arch', 'read_arch']
 
 # %% ../nbs/02_spaces.ipynb #8937d584
 import json, math, operator, re, string
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import pandas as pd
@@ -20,7 +21,7 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 
-from .core import Bounds, Count, InputError, Whole, check_value, one_of
+from .core import Bounds, Count, InputError, Whole, check_value, one_of, write_atomic
 
 # %% ../nbs/02_spaces.ipynb #4691980d
 class Cost(NamedTuple):
@@ -550,6 +551,49 @@ def register_space(
     if not space._alive.all():
         raise InputError(f'Ops were dropped from {space.name!r}; register the whole space and drop from a copy.')
     SPACES[name] = {**space.spec, 'name': name}
+
+# %% ../nbs/02_spaces.ipynb #c3b21ac8
+class Arch(NamedTuple):
+    "One network of a space."
+    space:SearchSpace
+    path:Tensor      # Op indices, shape `(n_layers,)`
+    facts:dict       # What else is known: scores, the run it came from, ...
+
+    @property
+    def costs(self) -> dict:
+        "Multiply-adds of one image, at the space's size and at its native size, and learned values."
+        space = self.space
+        return dict(flops=int(space.flops(self.path)), native_flops=int(space.flops(self.path, space.native_size)),
+                    params=int(space.params(self.path)))
+
+ARCH_KEYS = 'space', 'path', 'flops', 'native_flops', 'params'
+
+# %% ../nbs/02_spaces.ipynb #e2eff767
+def write_arch(
+    file,                 # Where it goes, usually `arch.json`
+    space:SearchSpace,
+    path,                 # Op indices, shape `(n_layers,)`
+    **facts,              # What JSON can hold: scores, the run, ...
+) -> Arch:
+    "Write one network of a space to a file."
+    arch = Arch(space, space.check_one(path), facts)
+    whole = dict(space=json.loads(space.to_json()), path=space.decode(arch.path), **arch.costs)
+    for key in facts: one_of('further entry of arch.json', key, set(facts) - set(whole))
+    write_atomic(file, json.dumps({**whole, **facts}, indent=1) + '\n')
+    return arch
+
+# %% ../nbs/02_spaces.ipynb #9bf25f96
+def read_arch(file) -> Arch:
+    "The network that `write_arch` wrote; what is damaged or foreign is refused with a sentence."
+    try: found = json.loads(Path(file).read_text())
+    except (OSError, ValueError, RecursionError) as e: raise InputError(f'{file} cannot be read as arch.json ({e}).') from None
+    missing = set(ARCH_KEYS) - set(found) if isinstance(found, dict) else set(ARCH_KEYS)
+    if missing: raise InputError(f'{file} is no arch.json: it lacks {", ".join(sorted(missing))}.')
+    space, path = SearchSpace.from_spec(found['space']), check_value('path of arch.json', found['path'], list)
+    arch = Arch(space, space.check_one(space.encode(path)), {k: v for k, v in found.items() if k not in ARCH_KEYS})
+    written = {k: found[k] for k in arch.costs}
+    if written != arch.costs: raise InputError(f'{file} was written for other ops: it says {written}, its network has {arch.costs}.')
+    return arch
 
 # %% ../nbs/02_spaces.ipynb #c1036e5f
 @patch

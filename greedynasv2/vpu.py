@@ -19,7 +19,8 @@ from scipy.stats import binom
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .core import Amount, Count, InputError, Share, Whole, config, generator, progress, seeded, write_atomic
+from .core import (Amount, Count, InputError, Share, Whole, check_value, config, generator, one_of, progress,
+                              seeded, write_atomic)
 from .nasbench import load_macro
 from .spaces import SearchSpace, get_space
 
@@ -30,9 +31,9 @@ def confidence(
     p:float,     # Share of that kind in the space: p for good, q = 1 - p for weak paths
 ) -> float:
     "Chance that of `m` random paths at least `k` are of a kind that makes up a share `p` of the space (Theorem 1)."
-    if not (0 <= k <= m and 0 <= p <= 1):
-        raise InputError(f'Theorem 1 needs 0 <= k <= m and 0 <= p <= 1; given: m={m}, k={k}, p={p}.')
-    return sum(math.comb(m, j) * p**j * (1 - p)**(m - j) for j in range(k, m + 1))
+    if not (isinstance(m, int) and isinstance(k, int) and 0 <= k <= m and 0 <= p <= 1):
+        raise InputError(f'Theorem 1 needs whole numbers 0 <= k <= m, and 0 <= p <= 1; given: m={m}, k={k}, p={p}.')
+    return float(binom.sf(k - 1, m, p))            # sum over j from k to m of C(m, j) p^j (1 - p)^(m - j)
 
 # %% ../nbs/07_vpu.ipynb #00996d77
 class PathFilter(nn.Module):
@@ -124,7 +125,7 @@ def prob(
 @patch
 def is_weak(self:PathFilter, paths:Tensor) -> Tensor:
     "True where the filter would discard the path, shape `(n,)`."
-    return self.prob(paths) > .5
+    return ~(self.prob(paths) <= .5)            # weak also where a broken filter says NaN
 
 # %% ../nbs/07_vpu.ipynb #c14047c3
 def variational_loss(
@@ -198,6 +199,13 @@ class FilterConfig:
     patience: Amount = .1          # how far the held-out loss may end above its best before the best step is taken
     seed: Whole = 0
     show_progress: bool = False
+
+# %% ../nbs/07_vpu.ipynb #848747ea
+@patch
+def check(self:FilterConfig):
+    "What one value asks of another."
+    if self.folds == 1: raise InputError('folds is 1; a part held out of one leaves nothing to learn from. Allowed: 0, or 2 and more.')
+    if self.sigma == 0: raise InputError('sigma is 0.0; the MixUp coefficient ~ Beta(sigma, sigma) needs it above 0.')
 
 # %% ../nbs/07_vpu.ipynb #35360977
 @patch(cls_method=True)
@@ -407,6 +415,7 @@ def macro_split(
     by:Literal['path', 'network']='path',     # Label paths, or networks with all the paths that they are
 ):                                            # Boolean masks over the 6561 paths: labelled, judged
     "Which paths are labelled, and on which the filter is judged: on all, or on networks that it has not seen."
+    check_value('share', share, Share), one_of('by', by, ['path', 'network'])
     space, g = get_space('nasbench_macro'), generator(seed, 'macro', share, by)
     paths = torch.cartesian_prod(*[torch.arange(space.n_ops)]*space.n_layers)       # in the order of the benchmark
     key = paths if by == 'path' else space.canonical(paths)

@@ -37,6 +37,21 @@ def test_batches_repeat_with_any_number_of_workers(tmp_path, monkeypatch, large)
     assert x.shape == (2, 3, 16, 16) and x.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_crops_are_cut_out_of_the_whole_photograph(tmp_path, monkeypatch):
+    "Of a broad image read from a file, its ends are seen too, which a cut from the middle would have lost."
+    monkeypatch.setattr('greedynasv2.data.IN_MEMORY_BYTES', 0)
+    for c in 'ab':
+        (tmp_path/c).mkdir()
+        for i in range(20):
+            image = Image.new('RGB', (90, 30))
+            for x in (0, 60): image.paste((255, 255, 255), (x, 0, x + 30, 30))      # black in the middle third
+            image.save(tmp_path/c/f'{i}.png')
+    data = load_data(tmp_path, image_size=16)
+    assert data.augment == 'crop_flip'
+    crops, middle = (torch.cat([x for x, _ in data.batches(4, augment=a)]) for a in ('crop_flip', 'none'))
+    assert middle.mean(1).max() < 0 < (crops.mean((1, 2, 3)) > 1).sum()
+
+
 def test_batches_leave_the_global_generator_alone():
     "Augmenting an image moves no other random number."
     data = load_data('digits', image_size=16)

@@ -6,7 +6,7 @@ from statistics import median
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-NEED_MACRO = 'filter_nasbench', 'rank_of_paths'
+NEED_MACRO = 'filter_nasbench', 'rank_of_paths', 'search_nasbench'
 LIBRARY = sorted((ROOT/'nbs').glob('[0-9]*.ipynb'))
 
 
@@ -59,10 +59,11 @@ def test_modules_import_only_lower_numbers():
 @pytest.mark.slow
 @pytest.mark.parametrize('name, parameters', [
     ('explore_spaces', dict(space='toy', n_steps=20)),
-    ('benchmark', dict(n_paths=4, n_images=2, repeats=1, eval_repeats=1, batch_size=2, eval_size=32, n_classified=200,
+    ('benchmark', dict(n_paths=4, n_images=2, repeats=1, eval_repeats=1, batch_size=2, eval_size=32, n_classified=200, n_events=2000, n_searched=8,
                        out='benchmark.json')),
     ('filter_nasbench', dict(shares=[.01], n_seeds=1, dim=8, ablations=False, out='filter.json')),
     ('rank_of_paths', dict(n_seeds=1, epochs=6, m=100, filter_dim=8, paths_per_epoch=20, out='rank.json')),
+    ('search_nasbench', dict(n_seeds=2, n_seeds_offspring=1, budgets=[60, 100], dim=8, out='search.json')),
     ('train_supernet', dict(space='toy', epochs=6, m=60, batch_size=16, n_train=320, filter_dim=8, run_dir='run')),
 ])
 def test_notebook_runs_headless(name, parameters, tmp_path, monkeypatch, data_file):

@@ -53,8 +53,8 @@ def killed_until_done(cfg, n_kills, wait, rng):
 @pytest.mark.slow
 def test_killed_runs_end_as_if_nothing_had_happened(tmp_path):
     "SIGKILL at random moments: same events, same tensors, bit for bit."
-    assert start(toy(tmp_path/'whole')).wait() == 0
-    assert killed_until_done(toy(tmp_path/'killed', save_every=0.), 3, (5, 12), random.Random(0))
+    assert start(toy(tmp_path/'whole', memory=2)).wait() == 0
+    assert killed_until_done(toy(tmp_path/'killed', memory=2, save_every=0.), 3, (5, 12), random.Random(0))
     whole, killed = Run.open(tmp_path/'whole'), Run.open(tmp_path/'killed')
     assert same_events(whole, killed) == []
     assert same_weights(weights(whole), weights(killed))
@@ -287,3 +287,34 @@ def test_a_veto_keeps_two_ops_apart():
     vetoed = merges[merges.decision == 'vetoed'].iloc[0]
     assert (vetoed.layer, {vetoed.kept, vetoed.removed}) == (first.layer, {first.kept, first.removed})
     assert merges[merges.decision == 'merge'].iloc[0][['layer', 'removed']].tolist() != first[['layer', 'removed']].tolist()
+
+
+def test_an_epoch_without_a_draw_has_its_line(tmp_path):
+    "Paths that were drawn before suffice for an epoch: there is no rate to tell, and the line does without."
+    said = []
+    trainer = Trainer(toy(tmp_path/'run', method='spos', epochs=1, n_train=32), report=said.append)
+    trainer.log_accepted = lambda: None
+    assert trainer.train().status == 'ended' and 'epoch 1/1: loss' in said[0] and 'keeps' not in said[0]
+
+
+def test_rounds_remember():
+    "Labels come from the last rounds, by today's q; the last word on a path counts, and dropped ops are forgotten."
+    space = get_space('nasbench_macro')
+    shrinker = Shrinker(TrainConfig(m=100, memory=2), space, lambda p: Scores(p.sum(1).float(), p.sum(1).float()))
+    for round_, q in enumerate((.5, .6, .7)):
+        shrinker.n_rounds = round_
+        weak, unlabelled, good = shrinker.label(q)
+        assert len(unlabelled) == round(10 * q * 100)
+    assert len(shrinker.memory[0]) == 200 and 195 <= len(weak) + len(good) <= 200
+    assert weak.sum(1).float().min() >= good.sum(1).float().max() - 1            # high sums are the worst, whatever the round
+    space.drop(0, 2)
+    shrinker.n_rounds = 3
+    weak, _, good = shrinker.label(.7)
+    assert (torch.cat([weak, good])[:, 0] != 2).all() and len(weak) + len(good) < 200
+
+
+def test_a_filter_that_lost_what_the_last_one_knew_is_not_acted_on():
+    "Good paths that it keeps no more often than any speak against it."
+    from greedynasv2.training import _check_lift
+    assert _check_lift(9., 10.) == '' and _check_lift(1.5, None) == ''
+    assert 'the filter before it 9.0 times as often' in _check_lift(1., 9.) and '0.5 times as often as any path' in _check_lift(.5, None)
