@@ -1,0 +1,408 @@
+"Widgets on a page that a person could look at: JupyterLab, Chromium, and training runs in other processes."
+import ast, json, os, random, re, signal, subprocess, sys, threading, time
+from pathlib import Path
+
+import ipywidgets
+import pytest
+
+from browser import ROOT, chromium, jupyter_lab, missing, notebook, open_notebook, run_cells
+from greedynasv2.runs import Run
+from greedynasv2.spaces import get_space
+from greedynasv2.widgets import Dashboard, RunData, Watch, WatchFilter, measure_events, write_events
+
+COMPANIONS = 'watch_filter', 'watch_similarity', 'watch_merges'
+needs_browser = pytest.mark.skipif(bool(missing()), reason=missing() or 'there is a browser')
+HTML = '<img src=x onerror="window.hacked=1">'
+# A round every second epoch, a merge in most of them: enough to see, and it lasts until it is stopped
+SLOW_TOY = dict(space='toy', epochs=2000, warmup_epochs=3, round_every=2, n_train=320, batch_size=32, m=150, n_valid=100,
+                filter_dim=8, merge_threshold=.5, stop_rule='none')
+
+
+def papermill(name, out, folder, **parameters):
+    "Papermill in a process of its own, in `folder`."
+    given = [a for k, v in parameters.items() for a in ('-p', k, str(v))]
+    env = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': os.pathsep.join([str(ROOT), *filter(None, [os.environ.get('PYTHONPATH')])])}
+    with open(Path(f'{out}.log'), 'wb') as log:
+        return subprocess.Popen([sys.executable, '-m', 'papermill', '--no-progress-bar', str(ROOT/f'nbs/{name}.ipynb'), str(out), *given],
+                                cwd=folder, env=env, stdout=log, stderr=log)
+
+
+def until(true, seconds, what):
+    "Wait until `true()`."
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f'{what}: not within {seconds} s'
+        time.sleep(.2)
+
+
+def hostile(folder):
+    "A run that was tampered with: HTML in every name, broken lines, fields of the wrong kind, and enough that is right to draw it."
+    run = Run.create(folder, dict(method=HTML, merge_threshold=.5, beta='x'), get_space('toy'))
+    n = [HTML, '<b>bold</b>', '</script><script>window.hacked=1</script>', '%{x} $x$ &lt;']
+    run.log('start', step=0, n_steps=10, data=HTML)
+    for r in range(3):
+        run.log('step', step=5*r, epoch=0, loss=1., images_per_s=1., paths=[HTML])
+        run.log('similarity', round=r, matrices=[[[1., .9, .1, 0.], [.9, 1., 0., 0.], [.1, 0., 1., .7], [0., 0., .7, 1.]]]*4)
+        run.log('merge', round=r, layer=r, kept=n[0], removed=n[1], similarity=.9, decision='merge' if r else HTML)
+        run.log('round', round=r, step=5*r, q=.5, kept=.5, u=.9, kappa=.5, phi=[1, 2, 3], verdict=HTML, ops=4, log10_size=2.)
+    run.log('control', step=1, stop=HTML, merge_threshold=HTML, vetoes=[[0, HTML, '<b>'], HTML])
+    run.log('warning', step=2, message=HTML)
+    run.log('round', round=HTML, phi=HTML)
+    run.log('similarity', round=3, matrices=[[['x']]])
+    run.finish('stop', reason=HTML, step=10)
+    about = json.loads((folder/'config.json').read_text())
+    about['space'].update(name=HTML, ops=n)
+    (folder/'config.json').write_text(json.dumps(about))
+    with open(folder/'events.jsonl', 'ab') as f: f.write(b'{"t": 9, "kind": "step", "lo\n\xff\xfe\n[]\n{"t": {}, "kind": "round", "round": 1e999}\n')
+    return folder
+
+
+# -- without a browser
+
+def test_training_knows_nothing_of_figures():
+    "No module but widgets imports viz or widgets, also not inside a function."
+    for path in sorted((ROOT/'greedynasv2').glob('*.py')):
+        if path.stem == 'widgets' or path.stem.startswith('_'): continue
+        imports = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)]
+        names = {a.name.split('.')[-1] for n in imports for a in n.names} | {(n.module or '').split('.')[-1] for n in imports if isinstance(n, ast.ImportFrom)}
+        assert not names & {'viz', 'widgets'}, path.name
+
+
+def test_nothing_in_a_folder_ends_a_watcher(tmp_path):
+    "Events with random kinds of values in every field: all panels are drawn, none raises, the header never reports a failure."
+    rng, folder = random.Random(0), hostile(tmp_path/'run')
+    lines = (folder/'events.jsonl').read_bytes().split(b'\n')
+    values = [None, -1, 10**400, 1e308, 'x', HTML, [], [[]], [1, 'a'], {}, {'a': []}, True, 0.5]
+    for trial in range(12):
+        rows = [json.loads(line) for line in lines[:18]]
+        for row in rows:
+            for key in list(row):
+                if key != 'kind' and rng.random() < .3: row[key] = rng.choice(values)
+        (folder/'events.jsonl').write_text(''.join(json.dumps(r) + '\n' for r in rows))
+        board = Dashboard(folder, live=True, every=3600.)
+        for board.tabs.selected_index in (0, 1, 2): assert 'cannot be shown' not in board.feed.value, board.feed.value
+        board.close()
+
+
+@pytest.mark.parametrize('kinds', [[], ['start'], ['start', 'step'], ['round'], ['similarity'], ['merge'], ['control']])
+def test_a_run_that_has_only_begun(tmp_path, kinds):
+    "Any one kind of event may be there without the others."
+    with Run.create(tmp_path/'run', dict(seed=0), get_space('toy')) as run:
+        for kind in kinds: run.log(kind, step=1)
+        board = Dashboard(tmp_path/'run', live=True, every=3600.)
+        for board.tabs.selected_index in (0, 1, 2): assert 'cannot be shown' not in board.feed.value, board.feed.value
+        board.close()
+
+
+def test_folders_that_are_no_runs(tmp_path):
+    "Nothing there, something else there, a broken config: said, and looked for again."
+    watch = WatchFilter(tmp_path/'later', live=True, every=.05)
+    assert 'no config.json' in watch.status.value
+    (tmp_path/'later').mkdir()
+    (tmp_path/'later'/'config.json').write_text('{"parameters": [], "space": 3}')
+    until(lambda: 'lacks parameters and space' in watch.status.value, 10, 'a broken config')
+    (tmp_path/'later'/'config.json').unlink()
+    with Run.create(tmp_path/'later', dict(seed=0), get_space('toy')) as run:
+        run.log('start', step=0, n_steps=10)
+        until(lambda: 'data-status="running"' in watch.status.value, 10, 'a run that has begun')
+    watch.close()
+
+
+def test_the_thread_ends_with_the_widget(tmp_path):
+    "By close, and when somebody closes the widget itself."
+    with Run.create(tmp_path/'run', dict(seed=0), get_space('toy')) as run: run.log('start', step=0)
+    threads = lambda: [t for t in threading.enumerate() if t.name.startswith('watch ')]
+    one, two = (Watch.__subclasses__()[i](tmp_path/'run', live=True, every=.05) for i in (0, 1))
+    assert len(threads()) == 2
+    one.close(); two.box.close()
+    until(lambda: not threads(), 10, 'threads that end')
+    assert not Watch.open
+
+
+def test_a_run_in_this_kernel_and_a_resumed_one(tmp_path):
+    "A `Run` may be given; rows that a resume repeats are drawn once."
+    run = Run.create(tmp_path/'run', dict(seed=0), get_space('toy'))
+    run.log('start', step=0, n_steps=8)
+    run.save(0, {})
+    for step in (1, 2, 3): run.log('step', step=step, loss=1.)
+    data = RunData(run)
+    assert data.status == 'running' and data.table('step').step.tolist() == [1, 2, 3]
+    run.close()
+    assert data.poll() and data.status == 'dead'
+    run = Run.create(tmp_path/'run', dict(seed=0), get_space('toy'), resume=True)
+    run.resume(); run.log('step', step=1, loss=2.)
+    assert data.poll() and data.table('step').loss.tolist() == [2.]
+    assert data.progress()['share'] == 1/8
+    run.close()
+
+
+@pytest.mark.slow
+def test_a_million_events(tmp_path, capsys):
+    "A watcher opens a run of a million steps in seconds, looks again in a fraction of one, and sends little to the page."
+    write_events(tmp_path/'run', 1_000_000)
+    found = measure_events(tmp_path/'run')
+    with capsys.disabled(): print(f'\n  {found}')
+    assert found['drawn_rows'] <= 1000 and found['page_kb'] < 500 and found['held_mb'] < 100
+    assert found['open_seconds'] < 15 and found['look_seconds'] < 1        # a busy machine may take its time
+
+
+# -- headless
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+    "A toy run that is over."
+    from greedynasv2.training import make_config, train_supernet
+    folder = tmp_path_factory.mktemp('finished')/'run'
+    train_supernet(make_config('demo', **{**SLOW_TOY, 'epochs': 6, 'max_merges': 1, 'run_dir': str(folder)}), report=None)
+    return folder
+
+
+@pytest.mark.slow
+def test_companions_run_headless_and_as_a_page(finished, tmp_path):
+    "Papermill: plain figures, no widget state, small. Without a run they make one. nbconvert: the figures are drawn in a browser."
+    given = {name: dict(run_dir=finished) for name in COMPANIONS[:2]} | {'watch_merges': dict(epochs=3)}
+    jobs = {name: papermill(name, tmp_path/f'{name}.ipynb', tmp_path, **parameters) for name, parameters in given.items()}
+    n_figures = dict(zip(COMPANIONS, (5, 2, 4)))
+    for name, job in jobs.items():
+        assert job.wait(300) == 0, (tmp_path/f'{name}.ipynb.log').read_text()[-2000:]
+        path = tmp_path/f'{name}.ipynb'
+        nb = json.loads(path.read_text())
+        outputs = [o['data'] for c in nb['cells'] for o in c.get('outputs', []) if 'data' in o]
+        figures = [d for d in outputs if 'application/vnd.plotly.v1+json' in d]
+        assert len(figures) == n_figures[name] and all({'text/html', 'image/png'} <= d.keys() for d in figures)
+        assert path.stat().st_size < 1e6 and 'widgets' not in nb['metadata']
+        assert not any('widget-view' in k for d in outputs for k in d)
+        assert 'ended' in ''.join(outputs[0]['text/plain'])
+    subprocess.run([sys.executable, '-m', 'nbconvert', '--to', 'html', str(tmp_path/'watch_filter.ipynb')], check=True, capture_output=True)
+    if missing(): pytest.skip(missing())
+    with chromium() as context:
+        page = context.new_page()
+        served = dict(content_type='text/javascript', headers={'Access-Control-Allow-Origin': '*'}, body=plotly_js())
+        page.route(re.compile('^https?://'), lambda route: route.fulfill(**served) if 'cdn.plot.ly' in route.request.url else route.abort())
+        page.goto((tmp_path/'watch_filter.html').as_uri())
+        page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot .main-svg').length >= 5", timeout=60_000)
+        assert drawn(page, 'Acceptance')['points'] > 3
+
+
+def plotly_js():
+    from plotly.offline import get_plotlyjs
+    return get_plotlyjs()
+
+
+# -- in the browser
+
+def drawn(page, title, trace=0):
+    "What a figure on the page shows: its title, number of points, sum of its heat map, and whether it is the element that was marked."
+    return page.evaluate('''([title, trace]) => {
+        const g = [...document.querySelectorAll('.js-plotly-plot')].find(g => g.layout?.title?.text?.startsWith(title));
+        if (!g) return null;
+        const t = g._fullData[trace] ?? {}, z = t.z ? [...t.z].map(r => [...r]).flat().filter(Number.isFinite) : [];
+        return { title: g.layout.title.text, points: t.x?.length ?? 0, sum: z.reduce((a, b) => a + b, 0), marked: !!g.marked };
+    }''', [title, trace])
+
+
+def wait_drawn(page, title, true, seconds=60, trace=0):
+    "Wait until a figure is there and `true` of it."
+    until(lambda: (d := drawn(page, title, trace)) and true(d), seconds, f'figure {title}')
+    return drawn(page, title, trace)
+
+
+def mark(page, title):
+    "Leave a mark on the element of a figure: an update in place keeps it."
+    page.evaluate("t => { [...document.querySelectorAll('.js-plotly-plot')].find(g => g.layout?.title?.text?.startsWith(t)).marked = true }", title)
+
+
+def text(page, selector): return page.inner_text(f'{selector} >> nth=0')
+
+
+def chosen(page):
+    "The pair that is chosen in the list."
+    return page.evaluate("() => { const s = document.querySelector('.nas-pair select'); return s.options[s.selectedIndex]?.text ?? '' }").replace('\xa0', ' ')
+
+
+def press(page, slider, key):
+    "Press a key on a slider."
+    page.locator(f'.nas-{slider} .noUi-handle').first.press(key)
+
+
+class Stage:
+    "A papermill run of the toy space, and companions that watch it in JupyterLab."
+    def __init__(self, folder):
+        self.folder, self.run_dir, self.pages, self.errors = folder, folder/'runs'/'live', {}, []
+        self.start()
+
+    def open(self, address, context):
+        "Open all notebooks, then run them: their kernels start side by side."
+        folder = self.folder
+        for name in COMPANIONS: notebook(folder/f'{name}.ipynb', name, run_dir=str(self.run_dir))
+        notebook(folder/'board.ipynb', ['from greedynasv2.widgets import Dashboard', f'Dashboard(root={str(folder/"runs")!r})'])
+        until(lambda: (self.run_dir/'events.jsonl').exists(), 120, 'the run')
+        hostile(folder/'runs'/HTML.replace('/', ''))
+        for name in (*COMPANIONS, 'board'):
+            page = self.pages[name] = context.new_page()
+            page.on('pageerror', lambda e: self.errors.append(str(e)))
+            page.on('dialog', self.answer)
+            open_notebook(page, address(f'{name}.ipynb'))
+        for page in self.pages.values(): run_cells(page)
+        for page in self.pages.values(): page.wait_for_selector('.nas-status', timeout=180_000)
+
+    def start(self):
+        "The run, through papermill."
+        self.job = papermill('train_supernet', self.folder/'out.ipynb', self.folder, run_dir=self.run_dir, **SLOW_TOY)
+
+    def answer(self, dialog):
+        "JupyterLab may ask whether to leave a notebook that is not saved; nobody else has anything to say."
+        if dialog.type != 'beforeunload': self.errors.append(dialog.message)
+        dialog.accept()
+
+    @property
+    def run(self): return Run.open(self.run_dir)
+
+
+@pytest.fixture(scope='module')
+def stage(tmp_path_factory):
+    made = Stage(tmp_path_factory.mktemp('stage'))
+    try:
+        with jupyter_lab(made.folder) as address, chromium() as context:
+            made.open(address, context)
+            yield made
+    finally:
+        if made.job.poll() is None: made.job.send_signal(signal.SIGINT)      # papermill ends its kernel, too
+        try: made.job.wait(60)
+        except subprocess.TimeoutExpired: made.job.kill()
+
+
+# The tests below share one run and go through its life in order.
+
+@needs_browser
+@pytest.mark.slow
+def test_acceptance_grows_in_place(stage):
+    page = stage.pages['watch_filter']
+    assert 'running' in text(page, '.nas-status')
+    before = wait_drawn(page, 'Acceptance', lambda d: d['points'] > 0)
+    mark(page, 'Acceptance')
+    after = wait_drawn(page, 'Acceptance', lambda d: d['points'] > before['points'])
+    assert after['marked']                                       # the same element: no flicker
+    assert re.search(r'step [\d,]+ of [\d,]+, loss [\d.]+.*left', text(page, '.nas-status'))
+
+
+@needs_browser
+@pytest.mark.slow
+def test_heat_map_follows_rounds_and_sliders(stage):
+    page = stage.pages['watch_similarity']
+    before = wait_drawn(page, 'Layer 0', lambda d: d['points'] == 4)
+    mark(page, 'Layer 0')
+    after = wait_drawn(page, 'Layer 0', lambda d: d['title'] != before['title'])            # a later round
+    assert after['marked'] and after['sum'] != before['sum']
+    press(page, 'layer', 'End')
+    wait_drawn(page, 'Layer 3', lambda d: d['marked'])
+    press(page, 'round', 'Home')
+    first = wait_drawn(page, 'Layer 3, round 0', lambda d: True)
+    press(page, 'threshold', 'End')
+    wait_drawn(page, 'Layer 3', lambda d: d['points'] == 0, trace=1)                        # no pair is above 1
+    press(page, 'threshold', 'Home')
+    wait_drawn(page, 'Layer 3', lambda d: d['points'] > 0, trace=1)
+    assert drawn(page, 'Layer 3')['title'] == first['title']                                # it stays where it was put
+
+
+@needs_browser
+@pytest.mark.slow
+def test_a_click_on_the_heat_map_shows_that_pair(stage):
+    page = stage.pages['watch_similarity']
+    names = [op.name for op in stage.run.space.ops]
+    box = page.evaluate('''() => { const g = [...document.querySelectorAll('.js-plotly-plot')].find(g => g.layout?.title?.text?.startsWith('Layer'));
+        g.scrollIntoView(); const r = g.querySelector('.nsewdrag').getBoundingClientRect(); return [r.x, r.y, r.width, r.height]; }''')
+    x, y, width, height = box
+    page.mouse.move(x + width*.375 - 5, y + height*.875); page.mouse.move(x + width*.375, y + height*.875)   # column 1, row 3
+    page.wait_for_timeout(300)
+    page.mouse.click(x + width*.375, y + height*.875)
+    until(lambda: page.evaluate("() => [...document.querySelectorAll('.js-plotly-plot')].some(g => g._fullData?.[0]?.name === %s)"
+                                % json.dumps(f'{names[1]}, {names[3]}')), 30, 'the pair that was clicked')
+    until(lambda: f'{names[1]} + {names[3]}' in chosen(page), 20, 'the pair in the list')
+
+
+@needs_browser
+@pytest.mark.slow
+def test_merges_threshold_and_veto(stage):
+    page = stage.pages['watch_merges']
+    rows = lambda: page.locator('.nas-merges tbody tr').count()
+    until(lambda: rows() > 0, 90, 'a merge')
+    press(page, 'threshold', 'Home')
+    until(lambda: 'at 0.30 the newest round' in text(page, '.nas-what-if'), 30, 'what if at 0.30')
+    low = text(page, '.nas-what-if')
+    press(page, 'threshold', 'End')
+    until(lambda: 'at 1.00 the newest round would have merged 0 pairs' in text(page, '.nas-what-if'), 30, 'what if at 1')
+    assert low != text(page, '.nas-what-if')
+    before = rows()
+    press(page, 'threshold', 'Home')
+    page.wait_for_timeout(500)
+    page.click('.nas-use')
+    until(lambda: 'taken: merge above 0.30' in text(page, '.nas-feed'), 60, 'the threshold, taken')
+    assert stage.run.events('control').merge_threshold.iloc[-1] == .3
+    until(lambda: 'Taken by the run at step' in text(page, '.nas-said'), 20, 'what is asked, taken')
+    until(lambda: rows() > before, 90, 'more rows in the table')
+    until(lambda: chosen(page), 20, 'a pair to veto')
+    pair = chosen(page)
+    page.click('.nas-veto')
+    until(lambda: 'keep apart' in text(page, '.nas-feed'), 60, 'the veto, taken')
+    layer, a, b = stage.run.events('control').vetoes.iloc[-1][0]
+    assert f'layer {layer}: {a} + {b}' in pair
+    until(lambda: page.inner_text('.nas-veto') == 'Lift veto', 20, 'another label')
+
+
+@needs_browser
+@pytest.mark.slow
+def test_stop_ends_the_run_with_a_checkpoint(stage):
+    page = stage.pages['watch_filter']
+    page.click('.nas-stop')
+    until(lambda: 'Really stop?' in page.inner_text('.nas-stop'), 20, 'the question')
+    page.click('.nas-stop')
+    until(lambda: 'stopped asked to stop' in ' '.join(text(page, '.nas-status').split()), 60, 'stopped')
+    until(lambda: 'taken: stop' in text(page, '.nas-feed'), 20, 'the stop in the feed')
+    assert stage.job.wait(90) == 0
+    assert stage.run.status == 'stopped' and stage.run.checkpoint()[0] == stage.run.events('stop').step.iloc[-1] > 0
+
+
+@needs_browser
+@pytest.mark.slow
+def test_a_killed_run_shows_as_dead(stage):
+    "Started again it goes on, and every watcher notices; killed, it is dead."
+    stage.start()
+    page = stage.pages['watch_merges']
+    until(lambda: page.locator('.nas-status').first.get_attribute('data-status') == 'running', 120, 'running again')
+    pid = json.loads((stage.run_dir/'heartbeat').read_text())['pid']
+    until(lambda: 'resumed' in text(page, '.nas-feed'), 30, 'the resume in the feed')
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: page.locator('.nas-status').first.get_attribute('data-status') == 'dead', 30, 'dead')
+    assert 'is gone' in text(page, '.nas-status')
+    stage.job.wait(60)
+
+
+@needs_browser
+@pytest.mark.slow
+def test_hostile_names_are_text_and_all_tabs_live(stage):
+    "Chosen from the list of runs: HTML in every name is shown letter by letter, and nothing of it happens."
+    page = stage.pages['board']
+    page.select_option('.nas-run select', label=f'{HTML.replace("/", "")} (stopped)')
+    until(lambda: HTML in text(page, '.nas-status') and HTML in text(page, '.nas-feed'), 30, 'the name as text')
+    wait_drawn(page, 'Acceptance', lambda d: True)
+    for tab, title in [('Similarity', 'Layer 0'), ('Merges', 'Merges')]:
+        page.click(f'.lm-TabBar-tabLabel:text-is("{tab}")')
+        wait_drawn(page, title, lambda d: d['points'] > 0)
+    assert HTML in page.inner_text('.nas-merges')
+    page.click('.lm-TabBar-tabLabel:text-is("Similarity")')
+    assert HTML in page.evaluate("() => [...document.querySelectorAll('.ytick')].map(t => t.textContent)")
+    page.wait_for_timeout(500)
+    assert page.evaluate('() => window.hacked') is None
+    assert page.locator('.widget-tab img, .nas-status img, .nas-feed img, .nas-feed b').count() == 0
+    assert not [e for e in stage.errors if '[anywidget] Failed to initialize' not in e]      # on a busy machine; they are healed
+
+
+@needs_browser
+@pytest.mark.slow
+def test_a_reloaded_page_shows_the_figures_again(stage):
+    page = stage.pages['watch_filter']
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")        # a page that was never saved has no outputs
+    page.reload()
+    page.wait_for_selector('.jp-Notebook .jp-Cell', timeout=60_000)
+    wait_drawn(page, 'Acceptance', lambda d: d['points'] > 0, 90)
