@@ -9,9 +9,12 @@ WORKERS ?= 2
 # Notebooks whose data cannot be had are passed by, and the reason is said.
 NBTEST   = OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers $(WORKERS) --do_print --timing --skip_file_re "$$($(BIN)/python tests/missing_data.py)"
 PYTEST  := $(BIN)/pytest tests -ra --tb=short
-# Run a notebook headless: what it prints appears here, the noise of kernel and papermill only when it fails.
-run_nb   = $(BIN)/papermill --no-progress-bar --stdout-file - nbs/$(1).ipynb runs/$(1).ipynb 2> runs/$(1).log || \
+# Run a notebook headless, with parameters if given: what it prints appears here, the noise of kernel and papermill only
+# when it fails.
+run_nb   = echo '--- nbs/$(1).ipynb'; mkdir -p runs results; \
+           $(BIN)/papermill --no-progress-bar --stdout-file - nbs/$(1).ipynb runs/$(1).ipynb $(2) 2> runs/$(1).log || \
            { tail -n 40 runs/$(1).log; exit 1; }
+DEMO     = runs/mbse-greedynasv2-0
 
 .DEFAULT_GOAL := help
 .PHONY: help demo tour test check accept bench lab sync clean
@@ -20,16 +23,16 @@ help: ## list these targets
 	@echo 'usage: make <target>'
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 12
 
-demo: $(READY) ## train a supernet with the path filter on embedded data (some 5 minutes), and say what was found
-	@mkdir -p runs
-	@echo 'Running nbs/train_supernet.ipynb ...'
+demo: $(READY) ## from nothing to a network on embedded data: train, search, retrain, export, reload (some 6 minutes)
 	@$(call run_nb,train_supernet)
+	@$(call run_nb,search,-p run_dir $(DEMO) -p n_evals 200)
+	@$(call run_nb,retrain,-p arch $(DEMO)/search/arch.json -p run_dir runs/demo-network)
+	@echo '--- the network in a fresh process that knows only how to predict'
+	@$(BIN)/python tests/reload.py runs/demo-network/network
 	@echo
-	@echo 'The same with all figures: runs/train_supernet.ipynb (open it with `make lab`).'
+	@echo 'The same with all figures: runs/train_supernet.ipynb, runs/search.ipynb, runs/retrain.ipynb (open them with `make lab`).'
 
 tour: $(READY) ## tour the search spaces without a browser
-	@mkdir -p runs
-	@echo 'Running nbs/explore_spaces.ipynb ...'
 	@$(call run_nb,explore_spaces)
 	@echo
 	@echo 'The same with all figures: runs/explore_spaces.ipynb (open it with `make lab`).'
@@ -45,15 +48,12 @@ check: $(READY) ## the quick part of the tests, for everyday work
 	$(PYTEST) -m 'not slow'
 
 accept: bench ## the long acceptance runs; what they measure goes to results/
-	@echo 'Running nbs/filter_nasbench.ipynb ...'
 	@$(call run_nb,filter_nasbench)
-	@echo 'Running nbs/rank_of_paths.ipynb ...'
 	@$(call run_nb,rank_of_paths)
+	@$(call run_nb,search_nasbench)
 	$(BIN)/python tests/accept.py
 
 bench: $(READY) ## side-by-side timings; leave the machine alone meanwhile
-	@mkdir -p runs results
-	@echo 'Running nbs/benchmark.ipynb ...'
 	@$(call run_nb,benchmark)
 	@echo
 	@echo 'Numbers: results/benchmark.json. Notebook: runs/benchmark.ipynb.'
