@@ -19,7 +19,8 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .core import (Amount, Count, InputError, Share, Whole, config, one_of, project_dir, seeded, write_atomic)
+from .core import (KERNEL_COLOURS, Amount, Count, InputError, Share, Whole, config, one_of, project_dir, seeded,
+                              write_atomic)
 from .data import Data, load_data
 from .runs import Run, _fill, checkpoints, load_optimizer_tensors, optimizer_tensors, pack, unpack
 from .spaces import Arch, SearchSpace, read_arch
@@ -365,7 +366,6 @@ def network_svg(
     title:str='',     # One line above the drawing
 ) -> str:
     "A network drawn block by block, as SVG."
-    from greedynasv2.viz import KERNEL_COLOURS                 # brings plotly, which training does not need
     rows = rows.reset_index(drop=True)
     inner = ~rows.layer.isin(['stem', 'head'])
     top, widest, width = rows.c_out[inner].max(), max(rows.ratio.max(), 1), 80 + 34*len(rows)

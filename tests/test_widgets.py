@@ -13,9 +13,9 @@ from greedynasv2.widgets import Dashboard, RunData, Watch, WatchFilter, measure_
 COMPANIONS = 'watch_filter', 'watch_similarity', 'watch_merges'
 needs_browser = pytest.mark.skipif(bool(missing()), reason=missing() or 'there is a browser')
 HTML = '<img src=x onerror="window.hacked=1">'
-# A round every second epoch, a merge in most of them: enough to see, and it lasts until it is stopped
+# A round every second epoch, and no merge before somebody asks for one: it lasts until it is stopped
 SLOW_TOY = dict(space='toy', epochs=2000, warmup_epochs=3, round_every=2, n_train=320, batch_size=32, m=150, n_valid=100,
-                filter_dim=8, merge_threshold=.5, stop_rule='none')
+                filter_dim=8, merge_threshold=1., stop_rule='none')
 
 
 def papermill(name, out, folder, **parameters):
@@ -153,7 +153,7 @@ def finished(tmp_path_factory):
     "A toy run that is over."
     from greedynasv2.training import make_config, train_supernet
     folder = tmp_path_factory.mktemp('finished')/'run'
-    train_supernet(make_config('demo', **{**SLOW_TOY, 'epochs': 6, 'max_merges': 1, 'run_dir': str(folder)}), report=None)
+    train_supernet(make_config('demo', **{**SLOW_TOY, 'epochs': 6, 'merge_threshold': .5, 'max_merges': 1, 'run_dir': str(folder)}), report=None)
     return folder
 
 
@@ -326,21 +326,23 @@ def test_a_click_on_the_heat_map_shows_that_pair(stage):
 def test_merges_threshold_and_veto(stage):
     page = stage.pages['watch_merges']
     rows = lambda: page.locator('.nas-merges tbody tr').count()
-    until(lambda: rows() > 0, 90, 'a merge')
+    wait_drawn(page, 'What if', lambda d: d['points'] > 0, 90)                              # a round was there
+    assert rows() == 0                                                                      # nothing is more alike than 1
     press(page, 'threshold', 'Home')
     until(lambda: 'at 0.30 the newest round' in text(page, '.nas-what-if'), 30, 'what if at 0.30')
     low = text(page, '.nas-what-if')
     press(page, 'threshold', 'End')
     until(lambda: 'at 1.00 the newest round would have merged 0 pairs' in text(page, '.nas-what-if'), 30, 'what if at 1')
     assert low != text(page, '.nas-what-if')
-    before = rows()
     press(page, 'threshold', 'Home')
     page.wait_for_timeout(500)
     page.click('.nas-use')
     until(lambda: 'taken: merge above 0.30' in text(page, '.nas-feed'), 60, 'the threshold, taken')
     assert stage.run.events('control').merge_threshold.iloc[-1] == .3
     until(lambda: 'Taken by the run at step' in text(page, '.nas-said'), 20, 'what is asked, taken')
-    until(lambda: rows() > before, 90, 'more rows in the table')
+    until(lambda: rows() > 0, 90, 'a merge, because it was asked for')
+    first = rows()
+    until(lambda: rows() > first, 90, 'more merges')
     until(lambda: chosen(page), 20, 'a pair to veto')
     pair = chosen(page)
     page.click('.nas-veto')
