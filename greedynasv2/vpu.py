@@ -185,7 +185,7 @@ class FilterConfig:
     batch_u: Count = 256           # unlabelled paths a step                    (paper: 1024)
     batch_mix: Count = 64          # mixed pairs a step                         (paper: 1024)
     lr: Amount = 3e-3              # Adam's; for 1000 labels or fewer           (paper: 1e-3)
-    lr_growth: Amount = .5         # lr grows as (|P| / 1000)^this              (paper: 0)
+    lr_growth: Amount = .5         # lr grows as (|P| / 1000)^this, twice as fast from 3000 labels on (paper: 0)
     schedule: Literal['cosine', 'constant'] = 'cosine'    #                     (paper: constant)
     weight_decay: Amount = 0.      # L2, inside Adam                            (paper: 5e-3)
     dropout: Share = .2            # on the embeddings                          (paper: 0)
@@ -229,7 +229,8 @@ def start(self:PathFilter, cfg:FilterConfig):
 @patch
 def optimizer(self:PathFilter, cfg:FilterConfig, n_weak:int, n_iters:int):
     "Adam and its schedule for so many labels and steps."
-    lr, rest = cfg.lr * max(1, n_weak / 1000)**cfg.lr_growth, [*self.lstm.parameters(), *self.mlp.parameters()]
+    lr = cfg.lr * (max(1, n_weak / 1000) * max(1, n_weak / 3000))**cfg.lr_growth
+    rest = [*self.lstm.parameters(), *self.mlp.parameters()]
     groups = [([self.own, *rest], lr)]
     if cfg.shared: groups = [([self.common], lr), ([self.own], .3*lr), (rest, lr * min(1, 32 / self.dim))]
     adam = torch.optim.Adam([dict(params=p, lr=r) for p, r in groups], weight_decay=cfg.weight_decay)
