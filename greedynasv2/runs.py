@@ -813,6 +813,24 @@ def filter(self:Run) -> PathFilter|None:
     filt.rounds, filt.verdict = about.get('rounds', 0), about.get('verdict', '')
     return filt
 
+# %% ../nbs/10_runs.ipynb #07d93ade
+@patch
+def keep_filter(self:Run, round:int, filt:PathFilter):
+    "Keep the filter as it is after `round`."
+    with told(f'The filter of round {round} cannot be written to {self.folder}'):
+        (self.folder/'filters').mkdir(exist_ok=True)
+        filt.save(self.folder/'filters'/f'{round:03d}.safetensors')
+
+@patch
+def filter_at(self:Run, round:int) -> PathFilter:
+    "The filter that was acted on after `round`, with the ops that were left then."
+    space, merges = SearchSpace.from_spec(self.about['space']), self.events('merge')
+    names = [op.name for op in space.ops]
+    for m in merges.itertuples() if len(merges) else []:
+        if m.decision == 'merge' and m.round <= round: space.drop(int(m.layer), names.index(m.removed))
+    return PathFilter.load(self.folder/'filters'/f'{round:03d}.safetensors', space)
+
+
 # %% ../nbs/10_runs.ipynb #8758ae01
 SPEED = re.compile(r't|seconds|time_left|.*_per_s|.*_seconds|seconds_.*')        # fields that no two runs share
 WHERE = {'pid', 'host', 'folder', 'run_dir', 'device_name', 'versions', 'commit'}      # the same, of a `start`

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['RECIPES', 'DEMO', 'ASKED', 'LOCAL', 'META', 'WeightConfig', 'RoundConfig', 'LoopConfig', 'TrainConfig',
            'choose_recipe', 'make_config', 'weak_prior', 'is_round', 'agreement', 'may_stop', 'Shrinker', 'simulate',
-           'run_parameters', 'run_folder', 'load_task', 'Trainer', 'learning_rate', 'beating', 'ended_run',
+           'run_parameters', 'run_folder', 'load_task', 'Trainer', 'warmed_up', 'learning_rate', 'beating', 'ended_run',
            'train_supernet']
 
 # %% ../nbs/11_training.ipynb #ef61b0dc
-import json, math, threading, time, warnings
+import dataclasses, json, math, threading, time, warnings
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,15 +87,18 @@ class LoopConfig:
     log_every: Count = 10             # steps from one `step` event to the next
     save_every: Amount = 60.          # seconds from one checkpoint to the next
     max_bad: Count = 5                # losses in a row that are no numbers before the run stops
+    stop_epoch: Whole = 0             # stop before this epoch, with a checkpoint to go on from; 0 = go to the end
 
 @config
 class TrainConfig(LoopConfig, RoundConfig, WeightConfig):
     "Everything that a run depends on; the defaults are the paper's."
+    warm_from: str = ''               # run folder to take a finished warm-up from; empty = warm up here
     def check(self):
         if self.q_start > self.q_end: raise InputError(f'q rises: q_start {self.q_start} is above q_end {self.q_end}.')
         if self.width == 0: raise InputError('width is 0.0; it must be above 0.')
         for name in ('batch_size', 'n_valid'):
             if getattr(self, name) < 2: raise InputError(f'{name} is 1; batch norm needs at least 2 images.')
+        if self.warm_from and self.method == 'fairnas': raise InputError('FairNAS has no warm-up to take from another run (warm_from).')
         if round(self.q_start * self.m) < 1: raise InputError(f'No path would be labelled weak: m {self.m}, q {self.q_start}.')
 
 # %% ../nbs/11_training.ipynb #c3321ffd
@@ -112,7 +115,9 @@ RECIPES = dict(
     demo=dict(width=.25, image_size=32, epochs=28, batch_size=32, lr=.015, lr_warmup=20, label_smoothing=0., clip=5.,
               augment='none', aligned=True, warmup_epochs=8, round_every=4, m=800, n_valid=128, q_end=.8, q_epochs=12,
               filter_dim=16, merge_threshold=.7, memory=1))
-DEMO = dict(res50se=dict(lr=.05), toy=dict(width=1., image_size=16))      # what a space asks for beyond that
+DEMO = dict(                                       # what a space asks for beyond that
+    res50se=dict(lr=.05), toy=dict(width=1., image_size=16),
+    mbse_mix_shuffle=dict(epochs=40, warmup_epochs=11, round_every=6, q_epochs=17, m=600, memory=4))
 
 def choose_recipe(recipe:str='', data:str='digits', space:str='mbse', **others) -> str:
     "`recipe`, or if that is empty: demo for the embedded digits, else the paper's."
@@ -174,9 +179,9 @@ class Shrinker:
 # %% ../nbs/11_training.ipynb #de8babe3
 @patch
 def begin(self:Shrinker, epoch:int):
-    "Warm up with uniform paths, then use the method's own sampler."
-    cfg, greedy = self.cfg, self.cfg.method in ('greedynas', 'greedynasv2')
-    warm = greedy and (epoch < cfg.warmup_epochs or not cfg.path_shrinkage)
+    "Warm up with uniform paths, the same for all methods but FairNAS, then use the method's own sampler."
+    cfg = self.cfg
+    warm = cfg.method != 'fairnas' and (epoch < cfg.warmup_epochs or not cfg.path_shrinkage)
     self.current = self.uniform if warm else self.sampler
     self.sampler.progress = min(1, max(0, epoch - cfg.warmup_epochs) / max(1, cfg.epochs - cfg.warmup_epochs))
 
@@ -311,7 +316,7 @@ def simulate(
 
 # %% ../nbs/11_training.ipynb #84f27bde
 ASKED = 'asked to stop'
-LOCAL = 'run_dir', 'resume', 'device', 'n_workers', 'save_every'      # where and how it runs, not what it computes
+LOCAL = 'run_dir', 'resume', 'device', 'n_workers', 'save_every', 'stop_epoch', 'warm_from'     # how it runs, not what it computes
 
 def run_parameters(cfg:TrainConfig) -> dict:
     "What defines a run: two with the same are the same run, wherever they are."
@@ -379,6 +384,33 @@ def _build(self:Trainer, checkpoint):
     self.shrinker.filt.to(device)
     self.restored = checkpoint is not None
     if checkpoint: self._restore(*checkpoint)
+    elif cfg.warm_from: self._take_warmup()
+
+# %% ../nbs/11_training.ipynb #fd96a7b9
+def warmed_up(
+    cfg:TrainConfig,
+    n_steps:int,       # Steps of its warm-up
+) -> dict:             # Tensors of the checkpoint
+    "The checkpoint at the end of the warm-up of the run `cfg.warm_from`; another warm-up than that of `cfg` is refused."
+    run = Run.open(cfg.warm_from)
+    alike = [f.name for f in dataclasses.fields(WeightConfig)] + ['warmup_epochs', 'seed', 'n_valid']
+    other = [k for k in alike if run.config.get(k) != getattr(cfg, k)] + ['method'] * (run.config.get('method') == 'fairnas')
+    if other: raise InputError(f'{run.folder} has another warm-up: its {", ".join(other)} differ.')
+    step, tensors, _ = run.checkpoint() or (0, {}, {})
+    if step != n_steps:
+        raise InputError(f'The warm-up has {n_steps} steps; the newest checkpoint of {run.folder} is of step {step}. '
+                         f'Run it with stop_epoch={cfg.warmup_epochs}.')
+    return tensors
+
+@patch
+def _take_warmup(self:Trainer):
+    "Begin with what another run has learned in its warm-up."
+    self.step = self.cfg.warmup_epochs * self.steps_per_epoch
+    tensors = warmed_up(self.cfg, self.step)
+    self.net.load_state_dict(unpack('net', tensors))
+    load_optimizer_tensors(self.optimizer, self.net, tensors)
+    self.shrinker.uniform.load_state_dict(unpack('uniform', tensors))
+
 
 # %% ../nbs/11_training.ipynb #b232913f
 @patch
@@ -530,6 +562,7 @@ def train_round(self:Trainer, epoch:int):
     self.report(', '.join([f'round {facts["round"]}: q {facts["q"]:.2f}',
                            *[text.format(facts[k]) for k, text in said.items() if facts.get(k) is not None],
                            *['not trusted'] * bool(facts.get('verdict'))]))
+    if self.cfg.method == 'greedynasv2': self.run.keep_filter(facts['round'], self.shrinker.filt)
     if facts['stop']: self.stop_reason = f'agreement {facts["u"]:.3f} is above beta {self.cfg.beta}'
     self.save()
     self.clock = time.perf_counter()                    # a round is no part of the next images per second
@@ -588,7 +621,9 @@ def train(self:Trainer) -> Run:
     with self.run as run, beating(run):
         if not self.restored: self._log('start', n_steps=self.n_steps, steps_per_epoch=spe, data=repr(self.data))
         while self.step < self.n_steps and not self.stop_reason:
-            self._begin_epoch(epoch := self.step // spe)
+            epoch = self.step // spe
+            if self.cfg.stop_epoch and epoch >= self.cfg.stop_epoch: self.stop_reason = ASKED; break
+            self._begin_epoch(epoch)
             if not self.stop_reason: self.train_epoch(epoch)
         return self._finish()
 
