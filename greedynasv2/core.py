@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['Count', 'Whole', 'Share', 'Amount', 'COLOURS', 'KERNEL_COLOURS', 'InputError', 'one_of', 'Bounds', 'check_value',
            'config', 'new_names', 'derive_seed', 'generator', 'set_seed', 'seeded', 'get_device', 'cache_dir',
-           'find_data', 'project_dir', 'results_file', 'write_atomic', 'Scores', 'progress', 'compare']
+           'find_data', 'project_dir', 'results_file', 'write_atomic', 'Journal', 'Scores', 'progress', 'compare']
 
 # %% ../nbs/00_core.ipynb #04287408
-import dataclasses, difflib, hashlib, os, random, time, types, typing
+import dataclasses, difflib, hashlib, json, os, random, time, types, typing
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,6 +187,31 @@ def write_atomic(
             f.flush(); os.fsync(f.fileno())
         os.replace(temporary, path)
     except BaseException: temporary.unlink(missing_ok=True); raise
+
+# %% ../nbs/00_core.ipynb #0d42af21
+class Journal:
+    "Rows of a measurement that takes hours, for the next attempt to take up."
+    def __init__(self,
+        out,         # Where the result will be; the journal lies beside it
+    ):
+        self.out, self.path = Path(out), Path(out).with_suffix('.journal')
+        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
+        whole = [line for line in lines if line.endswith('}\n')]
+        if whole != lines: write_atomic(self.path, ''.join(whole))             # the next row begins a line of its own
+        self.rows = [json.loads(line) for line in whole]
+
+    def add(self, row:dict) -> dict:
+        "Write down a row."
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, 'a') as f: f.write(json.dumps(row) + '\n')
+        self.rows.append(row)
+        return row
+
+    def close(self, result:dict):
+        "Write the result; the journal has done its duty."
+        write_atomic(self.out, json.dumps(result) + '\n')
+        self.path.unlink(missing_ok=True)
+
 
 # %% ../nbs/00_core.ipynb #e92c5e08
 class Scores(NamedTuple):

@@ -375,12 +375,13 @@ def finish(self:PathFilter, cfg:FilterConfig, unlabelled:Tensor, evidence):
     if self.verdict: warnings.warn(f'This filter should not be acted on: {self.verdict}')
 
 # %% ../nbs/07_vpu.ipynb #2b679108
+def _of_space(space:SearchSpace) -> str: return f'{space.name} ({space.n_layers} layers of {", ".join(op.name for op in space.ops)})'
+
 @patch
 def save(self:PathFilter, path):
     "Write weights, normalisation and verdict to one safetensors file."
     from safetensors.torch import save
-    about = dict(space=self.space.name, n_layers=self.space.n_layers, n_ops=self.space.n_ops, dim=self.dim,
-                 rounds=self.rounds, verdict=self.verdict)
+    about = dict(space=_of_space(self.space), dim=self.dim, rounds=self.rounds, verdict=self.verdict)
     write_atomic(path, save(self.state_dict(), {k: str(v) for k, v in about.items()}))
 
 @patch(cls_method=True)
@@ -390,14 +391,13 @@ def load(cls:PathFilter, path, space:SearchSpace) -> PathFilter:
     try:
         with safe_open(path, 'pt') as f: about, state = f.metadata() or {}, {k: f.get_tensor(k) for k in f.keys()}
     except (OSError, SafetensorError) as e: raise InputError(f'{path} cannot be read as a filter ({e}).') from None
-    given = (about.get('space'), about.get('n_layers'), about.get('n_ops'))
-    if given != (space.name, str(space.n_layers), str(space.n_ops)):
-        raise InputError(f'{path} holds a filter of {given[0]} ({given[1]} layers, {given[2]} ops); asked for is '
-                         f'{space.name} ({space.n_layers} layers, {space.n_ops} ops).')
+    if about.get('space') != _of_space(space):
+        raise InputError(f'{path} holds a filter of {about.get("space")}; asked for is one of {_of_space(space)}.')
     filt = cls(space, int(about['dim']))
     filt.load_state_dict(state)
     filt.rounds, filt.verdict = int(about['rounds']), about['verdict']
     return filt
+
 
 # %% ../nbs/07_vpu.ipynb #b1296a06
 def macro_truth(
