@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MACRO_FILE', 'MACRO_SHA256', 'MACRO_URL', 'check_macro', 'macro_bytes', 'load_macro', 'TableEvaluator',
-           'macro_evaluator']
+           'macro_evaluator', 'macro_rank']
 
 # %% ../nbs/03_nasbench.ipynb #2c28de90
 import hashlib, json, urllib.request
@@ -70,3 +70,14 @@ class TableEvaluator:
 def macro_evaluator() -> TableEvaluator:
     "The evaluator that knows NAS-Bench-Macro."
     return TableEvaluator(get_space('nasbench_macro'), torch.tensor(load_macro().mean_acc.values))
+
+# %% ../nbs/03_nasbench.ipynb #fda5fc60
+def macro_rank(
+    paths:Tensor,                         # Shape `(n, 8)`
+    truth:TableEvaluator|None=None,       # From `macro_evaluator`, if it is at hand
+) -> Tensor:                              # In percent, shape `(n,)`
+    "Share of all paths of NAS-Bench-Macro that are better than each of `paths`."
+    truth = truth or macro_evaluator()
+    order = truth.acc.sort(descending=True).values
+    return 100 * torch.searchsorted(-order, -truth(paths).acc).float() / len(order)
+

@@ -24,7 +24,7 @@ from .core import (Amount, Count, InputError, Share, Whole, config, derive_seed,
                               project_dir, seeded)
 from .data import load_data
 from .merger import apply_merges, plan_merges, read_vetoes, similarity
-from .nasbench import macro_evaluator
+from .nasbench import macro_evaluator, macro_rank
 from .runs import Run, load_optimizer_tensors, optimizer_tensors, pack, unpack
 from .sampler import FairSampler, FilteredSampler, GreedySampler, UniformSampler
 from .spaces import SearchSpace, get_space
@@ -303,14 +303,13 @@ def simulate(
 ) -> pd.DataFrame:                # A row an epoch: `epoch`, `rank` (mean, in percent), `rate` of acceptance
     "Algorithm 1 with NAS-Bench-Macro as evaluator: the percentile rank of the paths that it would train."
     evaluate, space = macro_evaluator(), get_space('nasbench_macro')
-    order, shrinker, rows = evaluate.acc.sort(descending=True).values, Shrinker(cfg, space, evaluate), []
+    shrinker, rows = Shrinker(cfg, space, evaluate), []
     for epoch in range(cfg.epochs):
         facts = shrinker.round(epoch) if is_round(cfg, epoch) else {}
         if facts and report: report(facts)
         shrinker.begin(epoch)
-        acc = evaluate(torch.cat([shrinker.sample() for _ in range(paths_per_epoch)])).acc
-        rank = 100 * torch.searchsorted(-order, -acc).float() / len(order)
-        rows.append(dict(epoch=epoch, rank=rank.mean().item(), rate=shrinker.current.take_stats()['rate'],
+        paths = torch.cat([shrinker.sample() for _ in range(paths_per_epoch)])
+        rows.append(dict(epoch=epoch, rank=macro_rank(paths, evaluate).mean().item(), rate=shrinker.current.take_stats()['rate'],
                          q=weak_prior(cfg, epoch) if epoch >= cfg.warmup_epochs else 0.))
     return pd.DataFrame(rows)
 
