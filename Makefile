@@ -17,7 +17,7 @@ run_nb   = echo '--- nbs/$(1).ipynb'; mkdir -p runs results; \
 DEMO     = runs/mbse-greedynasv2-0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tour test check accept bench lab sync clean
+.PHONY: help demo tour test check accept reproduce bench lab sync clean
 
 help: ## list these targets
 	@echo 'usage: make <target>'
@@ -52,6 +52,9 @@ accept: bench ## the long acceptance runs; what they measure goes to results/
 	@$(call run_nb,rank_of_paths)
 	@$(call run_nb,search_nasbench)
 	$(BIN)/python tests/accept.py
+
+reproduce: $(READY) ## the paper's claims on NAS-Bench-Macro with supernets trained on CIFAR-10: hours, resumable
+	@$(call run_nb,reproduce_nasbench,-p missing True)
 
 bench: $(READY) ## side-by-side timings; leave the machine alone meanwhile
 	@$(call run_nb,benchmark)
