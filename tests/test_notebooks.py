@@ -64,6 +64,7 @@ def test_modules_import_only_lower_numbers():
     ('filter_nasbench', dict(shares=[.01], n_seeds=1, dim=8, ablations=False, out='filter.json')),
     ('rank_of_paths', dict(n_seeds=1, epochs=6, m=100, filter_dim=8, paths_per_epoch=20, out='rank.json')),
     ('search_nasbench', dict(n_seeds=2, n_seeds_offspring=1, budgets=[60, 100], dim=8, out='search.json')),
+    ('reproduce_nasbench', dict(results='measured')),
     ('train_supernet', dict(space='toy', epochs=6, m=60, batch_size=16, n_train=320, filter_dim=8, run_dir='run')),
 ])
 def test_notebook_runs_headless(name, parameters, tmp_path, monkeypatch, data_file):
