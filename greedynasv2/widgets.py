@@ -431,7 +431,7 @@ def plots(self:SimilarityPanel):
     if self.extra and max(self.extra) < len(names): pairs = [self.extra, *[p for p in pairs if p != self.extra]]
     rows = [dict(round=k, pair=f'{names[i]}, {names[j]}', similarity=float(m[layer, i, j]))
             for i, j in pairs for k, m in similar.items()]
-    yield plot_or(pd.DataFrame(rows), 'One op is left in this layer.', 'Pairs of ops', viz.plot_pairs, threshold)
+    yield plot_or(pd.DataFrame(rows), 'One op is left in this layer.', 'Pairs of ops', viz.plot_pairs, d.threshold)
 
 # %% ../nbs/15_widgets.ipynb #9bc9bf8e
 @patch
@@ -441,7 +441,7 @@ def text(self:SimilarityPanel):
     alive = self.data.alive(before=r)
     above = np.triu((similar[r] > threshold) & alive[:, :, None] & alive[:, None, :], 1).sum((1, 2))
     most = ', '.join(f'layer {l} ({above[l]})' for l in np.argsort(-above, kind='stable')[:5] if above[l]) or 'none'
-    return (f'<div class="nas-note" style="{STYLE}">Round {r}: <b>{above[layer]}</b> pairs of layer {layer} and '
+    return (f'<div class="nas-note" style="{STYLE}">Round {r}: <b>{above[layer]}</b> {"pair" if above[layer] == 1 else "pairs"} of layer {layer} and '
             f'<b>{above.sum()}</b> of all layers are more similar than {threshold:.2f}; the run merges above '
             f'{self.data.threshold:.2f}. Most: {most}.</div>')
 
