@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'PAPER', 'Budget', 'plan_runs', 'run_notebook', 'train_run', 'paths_of', 'trained_ranks', 'filter_table',
-           'score_paths', 'top_paths', 'kendall', 'search_found', 'measure_run', 'reproduce', 'rank_after_warmup',
-           'at_operating_point', 'would_stop', 'claims']
+           'score_paths', 'top_paths', 'kendall', 'search_found', 'measure_run', 'pick_pairs', 'swapped',
+           'pair_correlations', 'reproduce', 'rank_after_warmup', 'at_operating_point', 'would_stop', 'claims']
 
 # %% ../nbs/16_reproduce.ipynb #7c96ca0f
 import json, math, os, subprocess, sys, time
@@ -18,8 +18,10 @@ from torch import Tensor
 
 from .core import (Amount, Count, InputError, Share, Whole, config, generator, project_dir, write_atomic)
 from .nasbench import load_macro, macro_evaluator, macro_rank
+from .merger import similarity
 from .nsga2 import SearchConfig, run_evaluator, search_run
 from .runs import Run
+from .spaces import SearchSpace
 from .training import TrainConfig, may_stop
 from .vpu import filter_metrics, macro_truth
 
@@ -51,7 +53,7 @@ def plan_runs(
 ) -> dict[str, dict]:                  # Name of a run -> what it adds to the budget
     "All runs, in the order in which they are worth having."
     named = {f'{method}-{seed}': dict(method=method, seed=seed) for seed in seeds for method in METHODS}
-    if ablations: named |= {'no_path_shrinkage-0': dict(path_shrinkage=False), 'no_op_shrinkage-0': dict(op_shrinkage=False)}
+    if ablations: named |= {f'no_{kind}_shrinkage-0': {f'{kind}_shrinkage': False} for kind in ('path', 'op')}
     return named | {f'threshold_{t:.1f}-0': dict(merge_threshold=t) for t in thresholds}
 
 # %% ../nbs/16_reproduce.ipynb #c19156da
@@ -77,7 +79,8 @@ def train_run(
     shared = dict(budget.to_dict(), recipe='paper_mobile', stop_rule='none', n_workers=0, seed=changes.get('seed', 0))
     warm = root/f'warmup-{shared["seed"]}'
     if not (warm/'results.json').exists():
-        run_notebook('train_supernet', root/f'{warm.name}.ipynb', **shared, method='spos', run_dir=warm, stop_epoch=budget.warmup_epochs)
+        run_notebook('train_supernet', root/f'{warm.name}.ipynb', **shared, method='spos', run_dir=warm,
+                     stop_epoch=budget.warmup_epochs)
     run_notebook('train_supernet', root/f'{name}.ipynb', **{**shared, **changes}, run_dir=root/name, warm_from=warm)
     return Run.open(root/name)
 
@@ -118,7 +121,8 @@ def score_paths(
     "Paths as the supernet of a run sees them, beside the truth."
     evaluate, truth = run_evaluator(run, n_images, device=device), macro_evaluator()
     scores = evaluate(paths)
-    return pd.DataFrame(dict(path=run.space.decode(paths, compact=True), acc=scores.acc, loss=scores.loss, true=truth(paths).acc))
+    return pd.DataFrame(dict(path=run.space.decode(paths, compact=True), acc=scores.acc, loss=scores.loss,
+                             true=truth(paths).acc))
 
 def top_paths(run:Run, share:float=.1) -> Tensor:
     "The best `share` of all paths by the truth, without those that use a merged op: no supernet can score them."
@@ -178,6 +182,49 @@ def measure_run(
         tau_anywhere=kendall(anywhere, n_boot=n_boot), found=search_found(run, n_evals, n_images),
         measuring_seconds=time.time() - began), default=lambda v: v.item()))
 
+# %% ../nbs/16_reproduce.ipynb #29629a86
+def pick_pairs(
+    sim:Tensor,                # From `similarity`, `(n_layers, n_ops, n_ops)`
+    space:SearchSpace,         # Only pairs of ops that are alive here
+    n:int=10,
+    seed:int=0,
+) -> dict[str, list]:          # Lists of (layer, op, op, similarity): `similar`, `dissimilar`, `random`
+    "The most similar, the least similar, and random pairs of ops."
+    both = space.alive[:, :, None] & space.alive[:, None, :]
+    pairs = both.triu(1).nonzero()
+    values = sim[tuple(pairs.T)]
+    order = values.argsort(descending=True, stable=True)
+    some = torch.randperm(len(pairs), generator=generator(seed, 'pairs'))
+    chosen = dict(similar=order[:n], dissimilar=order.flip(0)[:n], random=some[:n])
+    return {k: [(*pairs[i].tolist(), values[i].item()) for i in at] for k, at in chosen.items()}
+
+
+# %% ../nbs/16_reproduce.ipynb #6b22d53b
+def swapped(
+    evaluate, space:SearchSpace,
+    layer:int, a:int, b:int,       # Where, and which two ops
+    n_paths:int=100, seed:int=0,
+) -> tuple[float, float]:          # Spearman's and Kendall's correlation, in percent
+    "How alike paths with op `a` are ranked when `b` takes its place."
+    from scipy.stats import kendalltau, spearmanr
+    first = space.sample(n_paths, generator(seed, 'swapped', layer, a, b))
+    first[:, layer] = a
+    second = first.clone()
+    second[:, layer] = b
+    x, y = (evaluate(p).loss.numpy() for p in (first, second))
+    return 100 * spearmanr(x, y).statistic, 100 * kendalltau(x, y).statistic
+
+def pair_correlations(sim:Tensor, evaluate, space:SearchSpace, n:int=10, n_paths:int=100, seed:int=0) -> pd.DataFrame:
+    "A row a pair: `pairs` (similar, dissimilar, random), `layer`, `ops`, `similarity`, `spearman`, `kendall`."
+    rows = []
+    for name, pairs in pick_pairs(sim, space, n, seed).items():
+        for layer, a, b, s in pairs:
+            rho, tau = swapped(evaluate, space, layer, a, b, n_paths, seed)
+            ops = f'{space.ops[a].name}, {space.ops[b].name}'
+            rows.append(dict(pairs=name, layer=layer, ops=ops, similarity=s, spearman=rho, kendall=tau))
+    return pd.DataFrame(rows)
+
+
 # %% ../nbs/16_reproduce.ipynb #b3b3e201
 def reproduce(
     budget:Budget,
@@ -199,8 +246,8 @@ def reproduce(
             write_atomic(file, json.dumps(dict(measure_run(run, **kwargs), budget=budget.to_dict())) + '\n')
         if file.exists(): done[name] = json.loads(file.read_text())
     other = [n for n, m in done.items() if m['budget'] != budget.to_dict()]
-    if other: raise InputError(f'{", ".join(other)} in {results} were measured with another budget. Move them away, or use theirs.')
-    return done
+    if not other: return done
+    raise InputError(f'{", ".join(other)} in {results} were measured with another budget. Move them away, or use theirs.')
 
 # %% ../nbs/16_reproduce.ipynb #433a5890
 def _spread(values, unit:str='') -> str:
@@ -241,12 +288,14 @@ PAPER = {'spos': ('50.6', '23.9'), 'greedynas': ('18.1', '41.5'), 'greedynasv2':
 
 def claims(done:dict) -> pd.DataFrame:      # `claim`, `paper`, `ours`
     "The claims of the paper beside what was measured."
-    rows = [(f'percentile rank of trained paths, {m} (%)', PAPER[m][0], _spread(map(rank_after_warmup, _seeds(done, m)))) for m in METHODS]
+    rows = [(f'percentile rank of trained paths, {m} (%)', PAPER[m][0], _spread(map(rank_after_warmup, _seeds(done, m))))
+            for m in METHODS]
     points = [p for p in map(at_operating_point, _seeds(done, 'greedynasv2')) if p]
     rows += [(f'filter that rejects about 94 %: weak {what} (%)', paper, _spread([p[f'weak_{what}'] for p in points]))
              for what, paper in (('precision', '93.74'), ('recall', '98.21'))]
     rows += [(f'what that filter keeps (%)', '6', _spread([p['kept'] for p in points]))]
-    rows += [(f"Kendall's tau in the true top 10 %, {m} (%)", PAPER[m][1], _spread([r['tau']['tau'] for r in _seeds(done, m)])) for m in METHODS]
+    rows += [(f"Kendall's tau in the true top 10 %, {m} (%)", PAPER[m][1], _spread([r['tau']['tau'] for r in _seeds(done, m)]))
+             for m in METHODS]
     variants = [*METHODS, *sorted({k.rsplit('-', 1)[0] for k in done} - {*METHODS})]
     for name, what in ('true', 'true accuracy'), ('acc', 'accuracy in the supernet'):
         rows += [(f'{what} of the network found, {v} (%)', '', _spread([r['found'][name] for r in _seeds(done, v)])) for v in variants]
