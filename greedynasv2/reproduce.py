@@ -8,17 +8,15 @@ __all__ = ['METHODS', 'PAPER', 'Budget', 'plan_runs', 'run_notebook', 'train_run
            'pair_correlations', 'reproduce', 'rank_after_warmup', 'at_operating_point', 'would_stop', 'claims']
 
 # %% ../nbs/16_reproduce.ipynb #7c96ca0f
-import json, math, os, subprocess, sys, time
+import json, math, subprocess, sys, time
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 import torch
 from torch import Tensor
 
-from .core import (Amount, Count, InputError, Share, Whole, config, generator, project_dir, write_atomic)
-from .nasbench import load_macro, macro_evaluator, macro_rank
-from .merger import similarity
+from .core import Amount, Count, InputError, Whole, config, generator, project_dir, write_atomic
+from .nasbench import macro_evaluator, macro_rank
 from .nsga2 import SearchConfig, run_evaluator, search_run
 from .runs import Run
 from .spaces import SearchSpace

@@ -191,8 +191,8 @@ def test_a_batch_in_chunks_is_the_batch(network, tmp_path):
     after = []
     for chunk in (0, 1, 3):
         trainer = DetectionTrainer(tiny(network, tmp_path/str(chunk), detector='retinanet', chunk=chunk), report=None)
-        with trainer.run: trainer.train_step(*next(load_batches(BoxView(trainer.task.train), [[0, 1, 2, 3]])))
-        after.append(trainer.model.state_dict())
+        with trainer.run: trainer.train_step(*next(load_batches(BoxView(trainer.data.train), [[0, 1, 2, 3]])))
+        after.append(trainer.net.state_dict())
     for other in after[1:]: assert all(torch.allclose(v, other[k], atol=1e-5) for k, v in after[0].items())
 
 
@@ -255,8 +255,8 @@ def test_it_learns(tmp_path):
     cfg = make_config(network=str(tmp_path/'arch.json'), run_dir=str(tmp_path/'run'), n_train=8, n_valid=2,
                       image_size=64, batch_size=8, epochs=100, lr_warmup=5, flip=0.)
     task = load_task(cfg)
-    trainer = DetectionTrainer(cfg, task._replace(valid=task.train), report=None)
-    trainer.end_epoch = lambda epoch: trainer.log_steps()
+    trainer = DetectionTrainer(cfg, None, task._replace(valid=task.train))
+    trainer._end_epoch = lambda epoch: None
     trainer.train()
     scores = trainer.evaluate()
     assert scores['mAP'] > .25, scores      # 0.35 to 0.58 with seeds 0, 1 and 2
