@@ -9,6 +9,7 @@ __all__ = ['MEAN', 'STD', 'POLICIES', 'EXTENSIONS', 'IN_MEMORY_BYTES', 'CIFAR10'
 
 # %% ../nbs/06_data.ipynb #302bda9b
 import io, os, tarfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +21,6 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
-from torchvision.transforms import v2
 
 from .core import (Count, InputError, Whole, cache_dir, check_value, find_data, generator,
                               one_of, seeded, write_atomic)
@@ -56,8 +56,9 @@ def read_image(
 
 def to_pixels(image:Image.Image, size:int) -> Tensor:
     "uint8 pixels `(3, size, size)`: the shorter side scaled to `size`, the middle cut out."
-    if min(image.size) != size: image = v2.functional.resize(image, size, antialias=True)
-    return v2.functional.center_crop(v2.functional.pil_to_tensor(image), size)
+    from torchvision.transforms.v2 import functional as V        # seconds to import, and not every training has image files
+    if min(image.size) != size: image = V.resize(image, size, antialias=True)
+    return V.center_crop(V.pil_to_tensor(image), size)
 
 # %% ../nbs/06_data.ipynb #1dc9526e
 class Erase:
@@ -81,8 +82,9 @@ def augmentation(
     policy:str='',        # AutoAugment after that: one of timm's `POLICIES`
     erase:float=0.,       # Chance of a rectangle of noise
     mean:tuple=MEAN, std:tuple=STD,
-) -> v2.Compose:
-    "A transform of one image, of uint8 pixels or of PIL, to uint8 pixels."
+) -> Callable:
+    "A `v2.Compose` that transforms one image, of uint8 pixels or of PIL, to uint8 pixels."
+    from torchvision.transforms import v2
     one_of('augmentation', name, ['none', 'shift', 'shift_flip', 'crop_flip']); one_of('policy of AutoAugment', policy, POLICIES)
     steps = [v2.RandomResizedCrop(size, antialias=True)] if name == 'crop_flip' else []
     if name.startswith('shift'): steps = [v2.RandomCrop(size, padding=max(1, size // 8))]
@@ -96,7 +98,8 @@ def augmentation(
 # %% ../nbs/06_data.ipynb #23df6d71
 class EpochView(Dataset):
     "The images of a set as one epoch sees them: `view[i]` depends on seed, epoch and i alone."
-    def __init__(self, images:ImageSet, size:int, augment:v2.Compose, seed:int, epoch:int):
+    def __init__(self, images:ImageSet, size:int, augment:Callable, seed:int, epoch:int):
+        from torchvision.transforms import v2
         self.images, self.size, self.augment, self.seed, self.epoch = images, size, augment, seed, epoch
         self.crops = any(isinstance(t, v2.RandomResizedCrop) for t in augment.transforms)   # out of the whole photograph
 
@@ -311,6 +314,7 @@ def _cifar10_by_torchvision():
 def load_cifar10_set(size:int):
     "CIFAR-10 as (train, test, classes)."
     from safetensors.torch import load_file, save
+    from torchvision.transforms import v2
     if folder := find_data('cifar10'): return load_folder_set(folder, size)
     archive, cached = find_data('cifar10_imagefolder.tar.gz'), cache_dir()/'cifar10.safetensors'
     if archive: cached = cached.with_name('cifar10_jpeg.safetensors')      # other pixels than the original's

@@ -15,7 +15,6 @@ from typing import Literal
 import pandas as pd
 import torch
 from fastcore.basics import patch
-from scipy.stats import binom
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -31,6 +30,7 @@ def confidence(
     p:float,     # Share of that kind in the space: p for good, q = 1 - p for weak paths
 ) -> float:
     "Chance that of `m` random paths at least `k` are of a kind that makes up a share `p` of the space (Theorem 1)."
+    from scipy.stats import binom                  # a second to import: only when it is used
     if not (isinstance(m, int) and isinstance(k, int) and 0 <= k <= m and 0 <= p <= 1):
         raise InputError(f'Theorem 1 needs whole numbers 0 <= k <= m, and 0 <= p <= 1; given: m={m}, k={k}, p={p}.')
     return float(binom.sf(k - 1, m, p))            # sum over j from k to m of C(m, j) p^j (1 - p)^(m - j)
@@ -357,6 +357,7 @@ def judge(
                 'or use less weight decay.')
     if kept > .9:
         return f'it keeps almost everything ({kept:.0%} of unlabelled paths): label more paths, or more of them as weak.'
+    from scipy.stats import binom
     weak, everything, n = evidence['kept_weak'], evidence['kept_all'], int(evidence['n'])
     if binom.cdf(round(weak * n), n, everything) > luck:
         return (f'it cannot tell weak from unlabelled paths: of {n} weak ones it keeps {weak:.1%}, of all {everything:.1%}, '
