@@ -241,15 +241,16 @@ def compare(
     jobs:dict,            # Name -> function without arguments; the first is the one the others are compared with
     repeats:int=7,        # Turns; in each turn every job runs once
     warmup:int=1,         # Turns that are run and not counted
-):                        # DataFrame, a row a job: median seconds, ratio to the first, and its quartiles
-    "Time `jobs` side by side in one process, interleaved, so that whatever slows the machine slows them all."
+    unit:str='seconds',   # Seconds are measured; of anything else, such as bytes, a job returns how much it took
+):                        # DataFrame, a row a job: the median in that unit, ratio to the first, and its quartiles
+    "Measure `jobs` side by side in one process, interleaved, so that whatever slows the machine slows them all."
     import pandas as pd
-    times = np.zeros((repeats + warmup, len(jobs)))
-    for turn in times:
+    found = np.zeros((repeats + warmup, len(jobs)))
+    for turn in found:
         for j, job in enumerate(jobs.values()):
-            start = time.perf_counter(); job()
+            start = time.perf_counter(); given = job()
             if torch.cuda.is_available(): torch.cuda.synchronize()
-            turn[j] = time.perf_counter() - start
-    times = times[warmup:]
-    low, mid, high = np.quantile(times / times[:, :1], (.25, .5, .75), axis=0)
-    return pd.DataFrame(dict(seconds=np.median(times, 0), ratio=mid, low=low, high=high), index=list(jobs))
+            turn[j] = time.perf_counter() - start if unit == 'seconds' else given
+    found = found[warmup:]
+    low, mid, high = np.quantile(found / found[:, :1], (.25, .5, .75), axis=0)
+    return pd.DataFrame({unit: np.median(found, 0), 'ratio': mid, 'low': low, 'high': high}, index=list(jobs))
