@@ -26,7 +26,7 @@ from .supernet import SuperNet, batch_norms, build_network, step_path
 from .training import Trainer
 from .vpu import FilterConfig, PathFilter, _steps
 
-# %% ../nbs/16_bench.ipynb #117c41df
+# %% ../nbs/16_bench.ipynb #101d29e8
 class Stepper:
     "Trains the path it is given by one step."
     def __init__(self,
@@ -36,19 +36,21 @@ class Stepper:
         self.net, self.x, self.y, self.params = net.train(), x, y, list(net.parameters())
         self.optimizer = torch.optim.SGD(self.params, lr=.01, momentum=.9, weight_decay=4e-5)
 
-    def used(self, path): return self.net.path_params(path) if isinstance(self.net, SuperNet) else self.params
-    def loss(self, path): return F.cross_entropy(self.net(self.x, path) if isinstance(self.net, SuperNet) else self.net(self.x), self.y)
+        self.shared = isinstance(net, SuperNet)
+
+    def used(self, path): return self.net.path_params(path) if self.shared else self.params
+    def loss(self, path): return F.cross_entropy(self.net(self.x, *[path]*self.shared), self.y)
     def __call__(self, path):
         self.loss(path).backward()
         step_path(self.optimizer, self.used(path))
 
 def random_batch(space:SearchSpace, n:int, device='cpu', seed:int=0) -> tuple[Tensor, Tensor]:
     "`n` images of noise in the layout that training uses, and labels."
-    g = generator(seed, 'batch', n)
-    x, y = torch.randn(n, 3, space.image_size, space.image_size, generator=g), torch.randint(space.n_classes, (n,), generator=g)
+    g, size = generator(seed, 'batch', n), space.image_size
+    x, y = torch.randn(n, 3, size, size, generator=g), torch.randint(space.n_classes, (n,), generator=g)
     return x.to(device, memory_format=torch.channels_last), y.to(device)
 
-# %% ../nbs/16_bench.ipynb #25d85b8d
+# %% ../nbs/16_bench.ipynb #a3b9079b
 class UsualStepper(Stepper):
     "The usual one-shot step on a supernet."
     def __init__(self, net:SuperNet, x:Tensor, y:Tensor,
@@ -63,7 +65,7 @@ class UsualStepper(Stepper):
         self.optimizer.zero_grad(set_to_none=False)
         self.loss(path).backward()
         for p in self.params:
-            if p.grad is not None and not p.grad.any(): p.grad = None      # one tensor at a time; on a GPU, one wait each
+            if p.grad is not None and not p.grad.any(): p.grad = None      # each a wait, if on a GPU
         self.optimizer.step()
 
 # %% ../nbs/16_bench.ipynb #d124bcb1
@@ -105,7 +107,7 @@ class DDPStepper(Stepper):
         F.cross_entropy(self.ddp(self.x, path), self.y).backward()
         step_path(self.optimizer, self.used(path))
 
-# %% ../nbs/16_bench.ipynb #b63e3220
+# %% ../nbs/16_bench.ipynb #c0f4d6a5
 def _work(rank:int, n_workers:int, folder:str, spec:str, paths:list, batch_size:int, repeats:int):
     "One worker: count the bytes of a step both ways, then time them in turns; the first writes down what was found."
     cuda = torch.cuda.device_count() >= n_workers
@@ -113,7 +115,8 @@ def _work(rank:int, n_workers:int, folder:str, spec:str, paths:list, batch_size:
     dist.init_process_group('nccl' if cuda else 'gloo', f'file://{folder}/meet', rank=rank, world_size=n_workers)
     space = SearchSpace.from_json(spec)
     set_seed(0)
-    net, batch = SuperNet(space).to(device, memory_format=torch.channels_last), random_batch(space, batch_size, device, seed=rank)
+    net = SuperNet(space).to(device, memory_format=torch.channels_last)
+    batch = random_batch(space, batch_size, device, seed=rank)
     steppers = [kind(copy.deepcopy(net), *batch, **more) for kind, more in
                 ((WorkerStepper, {}), (DDPStepper, dict(count=True)), (DDPStepper, {}))]
     counts = []
@@ -201,13 +204,13 @@ def filter_steps(filt:PathFilter, weak:Tensor, unlabelled:Tensor, n_iters:int, b
     cfg = FilterConfig.paper(batch_size=batch_size, batch_u=batch_size, batch_mix=batch_size)
     return [loss for _, loss in _steps(filt, weak, unlabelled, cfg, n_iters)][-1]
 
-# %% ../nbs/16_bench.ipynb #61d3027f
+# %% ../nbs/16_bench.ipynb #84b1baac
 def in_fresh_process(function:str, **kwargs):
     "What a function of this module returns when a fresh process calls it."
     code = 'import json, sys; from greedynasv2 import bench; ' \
            f'print(json.dumps(bench.{function}(**json.loads(sys.argv[1]))))'
     done = subprocess.run([sys.executable, '-c', code, json.dumps(kwargs)], capture_output=True, text=True)
-    if done.returncode: raise InputError(f'{function} failed in a fresh process: {done.stderr.strip().splitlines()[-1]}')
+    if done.returncode: raise InputError(f'A fresh process failed: {done.stderr.strip().splitlines()[-1]}')
     return json.loads(done.stdout.splitlines()[-1])
 
 def import_seconds(module:str) -> float:
@@ -233,7 +236,7 @@ def training_bytes(spec:str, path:list, shared:bool, batch_size:int, n_steps:int
     for _ in range(n_steps): step(path)
     return _peak_bytes(device) - before
 
-# %% ../nbs/16_bench.ipynb #b61d01b3
+# %% ../nbs/16_bench.ipynb #c72fb4aa
 SIZED_OPS = [f'MB{ratio}_K{k}{se}' for se in ('', '_SE') for ratio in (3, 6, 2, 4, 5) for k in (3, 5, 7, 9)]
 
 def sized_space(n_layers:int=20, n_ops:int=13, image_size:int=32) -> SearchSpace:
@@ -243,7 +246,8 @@ def sized_space(n_layers:int=20, n_ops:int=13, image_size:int=32) -> SearchSpace
 
 def size_jobs(space:SearchSpace, batch_size:int=16, device='cpu') -> dict:
     "Name -> function without arguments: what grows, or does not, with the size of a space."
-    step, path = Stepper(SuperNet(space).to(device), *random_batch(space, batch_size, device)), torch.arange(space.n_layers) % 3
+    step = Stepper(SuperNet(space).to(device), *random_batch(space, batch_size, device))
+    path = torch.arange(space.n_layers) % 3
     filt, paths = PathFilter(space).to(device), space.sample(1000, generator(0))
     def round():
         filter_steps(filt, paths, paths, 1, 128)
@@ -251,14 +255,15 @@ def size_jobs(space:SearchSpace, batch_size:int=16, device='cpu') -> dict:
     return {'step': lambda: step(path), 'filter round': round,
             'merge plan': lambda: plan_merges(similarity(filt), space, threshold=-1)}
 
-# %% ../nbs/16_bench.ipynb #5535ac65
+# %% ../nbs/16_bench.ipynb #4fc7132f
 def kept_bytes(
     space:SearchSpace, batch_size:int=16,
 ) -> tuple[int, int]:      # What a step needs beyond the weights: activations kept and gradients; and the weights
     "Memory of one step, counted."
-    step, path, kept = Stepper(SuperNet(space), *random_batch(space, batch_size)), torch.arange(space.n_layers) % 3, {}
+    step, kept = Stepper(SuperNet(space), *random_batch(space, batch_size)), {}
+    path = torch.arange(space.n_layers) % 3
     def pack(t): kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes(); return t
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t): loss = step.loss(path)      # noqa: keeps them alive
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t): loss = step.loss(path)      # which holds them all
     for p in step.params: kept.pop(p.untyped_storage().data_ptr(), None)
     return sum(kept.values()) + sum(p.nbytes for p in step.used(path)), sum(p.nbytes for p in step.params)
 
@@ -278,12 +283,12 @@ def timed(owner, name:str, seconds:dict, part:str, device=torch.device('cpu')):
     try: yield
     finally: setattr(owner, name, inner)
 
-# %% ../nbs/16_bench.ipynb #4470d748
+# %% ../nbs/16_bench.ipynb #58744831
 def profile_steps(trainer:Trainer) -> dict:      # Seconds a step, by part
     "Train two epochs of a new run, and say where the time of the second went."
     t, seconds = trainer, {}
     parts = [(t, 'train_epoch', 'data'), (t.shrinker, 'sample', 'sampling'), (t.net, 'forward', 'forward'),
-             (t.criterion, 'forward', 'forward'), (torch.Tensor, 'backward', 'backward'), (t, 'train_step', 'optimizer'),
+             (t.criterion, 'forward', 'forward'), (Tensor, 'backward', 'backward'), (t, 'train_step', 'optimizer'),
              *((t, name, 'logging') for name in ('log_steps', '_end_epoch', 'listen'))]
     with t.run, ExitStack() as stack:
         for owner, name, part in parts: stack.enter_context(timed(owner, name, seconds, part, t.device))
