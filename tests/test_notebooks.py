@@ -59,7 +59,8 @@ def test_modules_import_only_lower_numbers():
 @pytest.mark.slow
 @pytest.mark.parametrize('name, parameters', [
     ('explore_spaces', dict(space='toy', n_steps=20)),
-    ('benchmark', dict(n_paths=4, n_images=2, repeats=1, eval_repeats=1, batch_size=2, eval_size=32, n_classified=200, n_events=2000, n_searched=8,
+    ('benchmark', dict(repeats=1, eval_repeats=1, batch_size=2, small_batch=2, eval_size=32, n_images=2, n_paths=20, n_searched=8,
+                       n_accepted=2, n_classified=200, filter_batch=8, n_layers=[2, 4], n_ops=[3, 5], n_events=2000,
                        out='benchmark.json')),
     ('filter_nasbench', dict(shares=[.01], n_seeds=1, dim=8, ablations=False, out='filter.json')),
     ('rank_of_paths', dict(n_seeds=1, epochs=6, m=100, filter_dim=8, paths_per_epoch=20, out='rank.json')),
