@@ -8,8 +8,8 @@ __all__ = ['SIZED_OPS', 'Stepper', 'random_batch', 'UsualStepper', 'average_grad
            'in_fresh_process', 'import_seconds', 'training_bytes', 'sized_space', 'size_jobs', 'kept_bytes', 'timed',
            'profile_steps']
 
-# %% ../nbs/16_bench.ipynb #1fcfcef5
-import copy, json, math, resource, subprocess, sys, tempfile, time, warnings
+# %% ../nbs/16_bench.ipynb #506c4e2e
+import copy, json, math, resource, subprocess, sys, tempfile, time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -85,16 +85,14 @@ class WorkerStepper(Stepper):
         self.bytes = average_grads(self.used(path))      # the path's gradients, averaged over the workers
         step_path(self.optimizer, self.used(path))
 
-# %% ../nbs/16_bench.ipynb #ae920c58
+# %% ../nbs/16_bench.ipynb #eb538e85
 class DDPStepper(Stepper):
     "The same by torch's own means. The optimizer visits the path alone here too, so that only the averaging differs."
     def __init__(self, net:SuperNet, x:Tensor, y:Tensor,
         count:bool=False,      # Count the bytes that are averaged, which takes a little time
     ):
         super().__init__(net, x, y)
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore', FutureWarning)      # the name of `broadcast_buffers` is about to change
-            self.ddp = nn.parallel.DistributedDataParallel(net, find_unused_parameters=True, broadcast_buffers=False)
+        self.ddp = nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)
         if count: self.ddp.register_comm_hook(None, self._averaged)
 
     def _averaged(self, _, bucket):
