@@ -8,8 +8,8 @@ __all__ = ['SIZED_OPS', 'Stepper', 'random_batch', 'UsualStepper', 'average_grad
            'in_fresh_process', 'import_seconds', 'training_bytes', 'sized_space', 'size_jobs', 'kept_bytes', 'timed',
            'profile_steps']
 
-# %% ../nbs/16_bench.ipynb #506c4e2e
-import copy, json, math, resource, subprocess, sys, tempfile, time
+# %% ../nbs/16_bench.ipynb #f8478da2
+import copy, json, math, os, resource, subprocess, sys, tempfile, time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -105,10 +105,11 @@ class DDPStepper(Stepper):
         F.cross_entropy(self.ddp(self.x, path), self.y).backward()
         step_path(self.optimizer, self.used(path))
 
-# %% ../nbs/16_bench.ipynb #c0f4d6a5
+# %% ../nbs/16_bench.ipynb #7177990e
 def _work(rank:int, n_workers:int, folder:str, spec:str, paths:list, batch_size:int, repeats:int):
     "One worker: count the bytes of a step both ways, then time them in turns; the first writes down what was found."
     cuda = torch.cuda.device_count() >= n_workers
+    torch.set_num_threads(max(1, os.cpu_count() // n_workers))
     device = torch.device('cuda', rank) if cuda else torch.device('cpu')
     dist.init_process_group('nccl' if cuda else 'gloo', f'file://{folder}/meet', rank=rank, world_size=n_workers)
     space = SearchSpace.from_json(spec)
