@@ -8,8 +8,8 @@ __all__ = ['SIZED_OPS', 'Stepper', 'random_batch', 'UsualStepper', 'average_grad
            'in_fresh_process', 'import_seconds', 'training_bytes', 'sized_space', 'size_jobs', 'kept_bytes', 'timed',
            'profile_steps']
 
-# %% ../nbs/16_bench.ipynb #f8478da2
-import copy, json, math, os, resource, subprocess, sys, tempfile, time
+# %% ../nbs/16_bench.ipynb #74373c09
+import copy, json, math, os, subprocess, sys, tempfile, time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -217,13 +217,14 @@ def import_seconds(module:str) -> float:
     code = f'import time; start = time.perf_counter(); import {module}; print(time.perf_counter() - start)'
     return float(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout)
 
-# %% ../nbs/16_bench.ipynb #e75bb5cf
+# %% ../nbs/16_bench.ipynb #e783a2ce
 def _peak_bytes(device:torch.device) -> int:
     "The most memory held so far: on a GPU by torch, else by this process."
     if device.type == 'cuda': return torch.cuda.max_memory_allocated(device)
     status = Path('/proc/self/status')      # on Linux `getrusage` would also count the process that started this one
     if status.exists(): return 1024 * int(status.read_text().split('VmHWM:')[1].split()[0])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    import resource                         # Windows has none
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
 
 def training_bytes(spec:str, path:list, shared:bool, batch_size:int, n_steps:int=3, device:str='cpu') -> int:
     "The most memory that some steps on a path take, with the weights: in the supernet, or as a network of its own."
