@@ -162,6 +162,7 @@ def batches(
     start:int=0,             # Skip so many batches
     device='cpu', n_workers:int=0,
     augment:str|None=None,   # Another augmentation than the data set's own
+    part:tuple=(0, 1),       # (r, n): of every batch only part r of n equal ones, for one of n workers
     **more,                  # `policy` and `erase` of `augmentation`
 ):
     "One epoch of training batches: normalised images and labels on `device`."
@@ -170,7 +171,8 @@ def batches(
     if n < batch_size:
         raise InputError(f'A batch of {batch_size} images is asked for; {self.name} has {n} training images.')
     order = torch.randperm(n, generator=generator(self.seed, 'order', epoch))
-    chosen = [b.tolist() for b in order.split(batch_size)[start:] if len(b) == batch_size]
+    if batch_size % part[1]: raise InputError(f'A batch of {batch_size} images has no {part[1]} equal parts.')
+    chosen = [b.tensor_split(part[1])[part[0]].tolist() for b in order.split(batch_size)[start:] if len(b) == batch_size]
     change = augmentation(augment or self.augment, size, mean=self.mean, std=self.std, **more)
     yield from self._load(EpochView(self.train, size, change, self.seed, epoch), chosen, device, n_workers)
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Gate', 'cheapest', 'check_limit', 'cheapen', 'PathSampling', 'change_one', 'MixOrChange', 'PathMating', 'checked',
            'Remembered', 'SearchResult', 'search', 'random_search', 'regularised_evolution', 'run_evaluator',
-           'SearchConfig', 'search_run']
+           'SearchConfig', 'Counted', 'search_worker', 'search_run']
 
 # %% ../nbs/12_nsga2.ipynb #d78cd6bb
 import json, math, os
@@ -26,6 +26,7 @@ from .spaces import SearchSpace, write_arch
 from .supernet import SupernetEvaluator, fingerprint
 from .training import TrainConfig, load_task
 from .vpu import PathFilter
+from .workers import Spread, WorkerConfig, launch, lead, procs_here, world
 
 # %% ../nbs/12_nsga2.ipynb #60e58c90
 from pymoo.algorithms.moo.nsga2 import NSGA2, binary_tournament
@@ -454,7 +455,7 @@ def run_evaluator(
 
 # %% ../nbs/12_nsga2.ipynb #b7bf703c
 @config
-class SearchConfig:
+class SearchConfig(WorkerConfig):
     "How a supernet is searched."
     run_dir: str = ''              # run folder of a trained supernet; empty = the newest
     n_evals: Count = 500           # evaluations in all
@@ -469,6 +470,40 @@ class SearchConfig:
     out: str = ''                  # folder for what is found; empty = search/ in the run folder
 
 # %% ../nbs/12_nsga2.ipynb #6a1ea187
+def _search(
+    run:Run, cfg:SearchConfig,
+    evaluate:Callable,             # From `run_evaluator`
+    **kwargs,                      # More of `search`
+) -> SearchResult:
+    "Search with an evaluator of the run."
+    folder = Path(cfg.out or run.folder/'search')
+    about = dict(run=run.name, weights=fingerprint(evaluate.net), n_valid=len(evaluate.y),
+                 n_calibration=sum(map(len, evaluate.calibration)))
+    file = folder/'evaluations-{weights}-{n_valid}-{n_calibration}.jsonl'.format(**about)
+    remembered = Remembered(evaluate, evaluate.space, file, about, chunk=10*world.size)
+    found = search(evaluate.space, remembered, cfg.n_evals, cfg.max_flops, run.filter if cfg.use_filter else None, cfg.pop_size,
+                   cfg.seed, **kwargs)
+    limit = found.gate.limit if math.isfinite(found.gate.limit) else None
+    found.write(folder/'arch.json', run=str(run.folder), search=dict(about, n_evals=len(found.history), max_flops=limit,
+                                                                     filtered=found.gate.filt is not None, seed=cfg.seed))
+    return found
+
+# %% ../nbs/12_nsga2.ipynb #78227a98
+class Counted(Spread):
+    "An evaluator spread over the workers that says how many paths it has scored."
+    n = 0
+    def __call__(self, paths):
+        self.n += len(paths)
+        print(f'{self.n} paths', flush=True)
+        return super().__call__(paths)
+
+def search_worker(run:str, cfg:dict, device:str):
+    "What each worker of a search does."
+    run, cfg = Run.open(run), SearchConfig(**{**cfg, 'device': device})
+    evaluate = Counted('search', run_evaluator(run, cfg.n_valid, cfg.n_calibration, device))
+    lead(lambda: _search(run, cfg, evaluate, report=None) and None)
+
+# %% ../nbs/12_nsga2.ipynb #8a5d1e24
 def search_run(
     run:Run,
     cfg:SearchConfig|None=None,
@@ -476,13 +511,9 @@ def search_run(
 ) -> SearchResult:
     "Search the supernet of a run: evaluations are kept as they come, the best network goes to `arch.json`."
     run, cfg = Run.open(run), cfg or SearchConfig()
-    evaluate, folder = run_evaluator(run, cfg.n_valid, cfg.n_calibration, cfg.device), Path(cfg.out or run.folder/'search')
-    about = dict(run=run.name, weights=fingerprint(evaluate.net), n_valid=len(evaluate.y),
-                 n_calibration=sum(map(len, evaluate.calibration)))
-    file = folder/'evaluations-{weights}-{n_valid}-{n_calibration}.jsonl'.format(**about)
-    found = search(evaluate.space, Remembered(evaluate, evaluate.space, file, about), cfg.n_evals, cfg.max_flops,
-                   run.filter if cfg.use_filter else None, cfg.pop_size, cfg.seed, **kwargs)
-    limit = found.gate.limit if math.isfinite(found.gate.limit) else None
-    found.write(folder/'arch.json', run=str(run.folder), search=dict(about, n_evals=len(found.history), max_flops=limit,
-                                                                     filtered=found.gate.filt is not None, seed=cfg.seed))
-    return found
+    evaluate = run_evaluator(run, cfg.n_valid, cfg.n_calibration, cfg.device)
+    if procs_here(cfg, cfg.device) * cfg.n_nodes > 1:
+        orders = cfg.replace(out=str(Path(cfg.out or run.folder/'search').absolute())).to_dict()
+        launch('greedynasv2.nsga2:search_worker', dict(run=str(run.folder.absolute()), cfg=orders), cfg, cfg.device,
+               kwargs.get('report', print))
+    return _search(run, cfg, evaluate, **kwargs)

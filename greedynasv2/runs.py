@@ -50,7 +50,7 @@ def told(
 
 # %% ../nbs/10_runs.ipynb #d4d1346d
 EVENTS = dict(
-    start='the run begins', resume='it goes on from a checkpoint: step, line', step='a training step',
+    start='the run begins', resume='it goes on from a checkpoint: step, line, workers', step='a training step',
     accept='paths drawn and kept', round='a round of the filter', similarity='similarities of ops, a matrix a layer',
     merge='a merge, applied or vetoed', eval='paths evaluated', control='what a person asked for was taken',
     warning='something to look at: message', stop='the run stopped early: reason', end='the run is done')
@@ -685,12 +685,15 @@ def load(self:Run):            # step, tensors, meta; None when there is none
     return found
 
 @patch
-def resume(self:Run):          # step, tensors, meta; None: from the start
+def resume(
+    self:Run,
+    **fields,                  # More of the event, e.g. how many workers go on
+):                             # step, tensors, meta; None: from the start
     "Go on from the newest checkpoint: what was logged after it no longer counts."
     found, problems = self._newest()
     step, line = (found[0], found[2].get('n_lines')) if found else (0, 0)
     line = line if type(line) is int and 0 <= line <= self._n_lines else self._n_lines
-    self.log('resume', step=step, line=line)
+    self.log('resume', step=step, line=line, **fields)
     for message in problems: self.log('warning', message=message)        # after it, or it would not count
     return found
 
@@ -833,7 +836,7 @@ def filter_at(self:Run, round:int) -> PathFilter:
 
 # %% ../nbs/10_runs.ipynb #8758ae01
 SPEED = re.compile(r't|seconds|time_left|.*_per_s|.*_seconds|seconds_.*')        # fields that no two runs share
-WHERE = {'pid', 'host', 'folder', 'run_dir', 'device_name', 'versions', 'commit'}      # the same, of a `start`
+WHERE = {'pid', 'host', 'folder', 'run_dir', 'device_name', 'versions', 'commit', 'workers'}      # the same, of a `start`
 
 def _comparable(run) -> list[dict]:
     "The events that count, without what differs between equal runs."

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['RECIPES', 'DEMO', 'ASKED', 'LOCAL', 'META', 'WeightConfig', 'RoundConfig', 'LoopConfig', 'TrainConfig',
            'choose_recipe', 'make_config', 'weak_prior', 'is_round', 'agreement', 'may_stop', 'Shrinker', 'simulate',
-           'run_parameters', 'run_folder', 'load_task', 'Trainer', 'warmed_up', 'learning_rate', 'beating', 'ended_run',
-           'train_supernet']
+           'run_parameters', 'run_folder', 'load_task', 'Aside', 'Trainer', 'warmed_up', 'learning_rate', 'beating',
+           'ended_run', 'train_worker', 'train_supernet']
 
 # %% ../nbs/11_training.ipynb #ef61b0dc
 import dataclasses, json, math, threading, time, warnings
@@ -27,9 +27,11 @@ from .merger import apply_merges, plan_merges, read_vetoes, similarity
 from .nasbench import macro_evaluator, macro_rank
 from .runs import Run, load_optimizer_tensors, optimizer_tensors, pack, unpack
 from .sampler import FairSampler, FilteredSampler, GreedySampler, UniformSampler
-from .spaces import SearchSpace, get_space
+from .spaces import ALIASES, SPACES, SearchSpace, get_space, register_space
 from .supernet import SuperNet, SupernetEvaluator, batch_norms, step_path
 from .vpu import FilterConfig, PathFilter, train_filter
+from .workers import (WORKERS, Spread, WorkerConfig, launch, lead, part_of_batch, procs_here, reduce_gradients,
+                                 world)
 
 # %% ../nbs/11_training.ipynb #81a928c6
 @config
@@ -90,10 +92,11 @@ class LoopConfig:
     stop_epoch: Whole = 0             # stop before this epoch, with a checkpoint to go on from; 0 = go to the end
 
 @config
-class TrainConfig(LoopConfig, RoundConfig, WeightConfig):
+class TrainConfig(LoopConfig, RoundConfig, WeightConfig, WorkerConfig):
     "Everything that a run depends on; the defaults are the paper's."
     warm_from: str = ''               # run folder to take a finished warm-up from; empty = warm up here
     def check(self):
+        super().check()
         if self.q_start > self.q_end: raise InputError(f'q rises: q_start {self.q_start} is above q_end {self.q_end}.')
         if self.width == 0: raise InputError('width is 0.0; it must be above 0.')
         for name in ('batch_size', 'n_valid'):
@@ -315,7 +318,8 @@ def simulate(
 
 # %% ../nbs/11_training.ipynb #84f27bde
 ASKED = 'asked to stop'
-LOCAL = 'run_dir', 'resume', 'device', 'n_workers', 'save_every', 'stop_epoch', 'warm_from'     # how it runs, not what it computes
+# How it runs, not what it computes
+LOCAL = 'run_dir', 'resume', 'device', 'n_workers', 'save_every', 'stop_epoch', 'warm_from', *WORKERS
 
 def run_parameters(cfg:TrainConfig) -> dict:
     "What defines a run: two with the same are the same run, wherever they are."
@@ -334,6 +338,13 @@ def load_task(cfg:TrainConfig):      # Data and space
         raise InputError(f'batch_size is {cfg.batch_size}; {data.name} has {len(data.train)} training images.')
     return data, get_space(cfg.space, n_classes=data.n_classes, image_size=size, width=cfg.width)
 
+# %% ../nbs/11_training.ipynb #87a4e3a8
+class Aside:
+    "What stands in for a run on workers that do not write it: takes everything, keeps nothing."
+    def __getattr__(self, name): return lambda *args, **kwargs: None
+    def __enter__(self): return self
+    def __exit__(self, *error): pass
+
 # %% ../nbs/11_training.ipynb #5dce14ae
 class Trainer:
     "A run in the making."
@@ -346,17 +357,24 @@ class Trainer:
         self.data, self.space = task or load_task(cfg)
         self.steps_per_epoch = len(self.data.train) // cfg.batch_size
         self.n_steps = cfg.epochs * self.steps_per_epoch
-        self.run = self._open()
+        self.run = Aside()
         self.step, self.round_epoch, self.bad, self.stop_reason, self.asked, self.ignored = 0, -1, 0, '', {}, ''
         self.pending, self.clock, self.saved_at, self.save_took = [], time.perf_counter(), time.monotonic(), 0.
-        try: self._build(self.run.resume() if self.run.resumed else None)
+        try: self._build(lead(self._begin))
         except BaseException: self.run.close(); raise
 
 # %% ../nbs/11_training.ipynb #a8102854
 @patch
 def _open(self:Trainer) -> Run:
     "The run folder."
-    return Run.create(run_folder(self.cfg), run_parameters(self.cfg), self.space, resume=self.cfg.resume)
+    again = self.cfg.resume or world.restarts > 0              # workers that were lost go on in any case
+    return Run.create(run_folder(self.cfg), run_parameters(self.cfg), self.space, resume=again)
+
+@patch
+def _begin(self:Trainer):
+    "Open the run folder; the checkpoint to go on from, if there is one."
+    self.run = self._open()
+    if self.run.resumed: return self.run.resume(workers=world.size, restarts=world.restarts)
 
 @patch
 def _log(self:Trainer, kind, **facts): self.run.log(kind, step=self.step, **facts)
@@ -378,12 +396,23 @@ def _build(self:Trainer, checkpoint):
     self.autocast = lambda: torch.autocast(device.type, torch.bfloat16, enabled=on_cuda)
     x, y = self.data.tensors('valid', cfg.n_valid, device)
     n_quick = min(len(x), cfg.batch_size)
-    evaluate, quick = (SupernetEvaluator(self.net, x[:n], y[:n], amp=on_cuda) for n in (len(x), n_quick))
+    evaluate, quick = (Spread(name, SupernetEvaluator(self.net, x[:n], y[:n], amp=on_cuda))
+                       for name, n in dict(round=len(x), quick=n_quick).items())
     self.shrinker = Shrinker(cfg, self.space, evaluate, quick, self._log)
+    self._agree_on_paths()
     self.shrinker.filt.to(device)
     self.restored = checkpoint is not None
     if checkpoint: self._restore(*checkpoint)
     elif cfg.warm_from: self._take_warmup()
+
+# %% ../nbs/11_training.ipynb #dcadb902
+@patch
+def _agree_on_paths(self:Trainer):
+    "Uniform paths follow from the seed, on every worker alike; those that depend on scores are chosen by the first one."
+    sampler = self.shrinker.sampler
+    choose = sampler.refill
+    if world.size > 1 and self.cfg.method in ('greedynas', 'greedynasv2'):
+        sampler.refill = lambda n: lead(lambda: choose(n))
 
 # %% ../nbs/11_training.ipynb #fd96a7b9
 def warmed_up(
@@ -405,7 +434,7 @@ def warmed_up(
 def _take_warmup(self:Trainer):
     "Begin with what another run has learned in its warm-up."
     self.step = self.cfg.warmup_epochs * self.steps_per_epoch
-    tensors = warmed_up(self.cfg, self.step)
+    tensors = lead(lambda: warmed_up(self.cfg, self.step))
     self.net.load_state_dict(unpack('net', tensors))
     load_optimizer_tensors(self.optimizer, self.net, tensors)
     self.shrinker.uniform.load_state_dict(unpack('uniform', tensors))
@@ -469,6 +498,7 @@ def train_step(self:Trainer, x:Tensor, y:Tensor):
         part.backward()
         loss = loss + part.detach() / len(paths)
     params = list(dict.fromkeys(p for path in paths for p in self.net.path_params(path)))
+    loss = reduce_gradients(params, loss)
     self.optimizer.param_groups[0]['lr'] = learning_rate(self.cfg, self.step, self.n_steps)
     norm = nn.utils.get_total_norm([p.grad for p in params])
     if self.cfg.clip: nn.utils.clip_grads_with_norm_(params, self.cfg.clip, norm)
@@ -477,7 +507,7 @@ def train_step(self:Trainer, x:Tensor, y:Tensor):
     self.optimizer.grad_scale, self.optimizer.found_inf = None, (~norm.isfinite()).float()
     step_path(self.optimizer, params)
     self.step += 1
-    self.pending.append((loss, norm, paths))
+    if world.leads: self.pending.append((loss, norm, paths))
 
 # %% ../nbs/11_training.ipynb #23676e8d
 @patch
@@ -552,18 +582,33 @@ def beating(run:Run, every:float=5.):
 
 # %% ../nbs/11_training.ipynb #572bb320
 @patch
-def train_round(self:Trainer, epoch:int):
-    "A round of Algorithm 1 before `epoch`, then a checkpoint."
+def _round(self:Trainer, epoch:int) -> tuple[dict, Tensor]:
+    "What the first worker does in a round; facts about it, and which ops are left."
     free = lambda plan: apply_merges(plan, self.space, self.net, self.optimizer)
     facts = self.shrinker.round(epoch, free)
-    self.round_epoch = epoch
     said = dict(kept='keeps {:.1%}', u='agreement {:.2f}', kappa='kappa {:.2f}', merged='{} ops merged')
     self.report(', '.join([f'round {facts["round"]}: q {facts["q"]:.2f}',
                            *[text.format(facts[k]) for k, text in said.items() if facts.get(k) is not None],
                            *['not trusted'] * bool(facts.get('verdict'))]))
     if self.cfg.method == 'greedynasv2': self.run.keep_filter(facts['round'], self.shrinker.filt)
+    return facts, self.space.alive
+
+@patch
+def _follow(self:Trainer, alive:Tensor):
+    "Do to space, net and samplers of another worker what a round did to those of the first."
+    for layer, op in (self.space.alive & ~alive).nonzero().tolist(): self.space.drop(layer, op)
+    self.net.free_dropped(self.optimizer)
+    for sampler in (self.shrinker.uniform, self.shrinker.sampler): sampler.refresh()
+
+# %% ../nbs/11_training.ipynb #202c37f2
+@patch
+def train_round(self:Trainer, epoch:int):
+    "A round of Algorithm 1 before `epoch`, then a checkpoint."
+    facts, alive = lead(lambda: self._round(epoch))
+    if not world.leads: self._follow(alive)
+    self.round_epoch = epoch
     if facts['stop']: self.stop_reason = f'agreement {facts["u"]:.3f} is above beta {self.cfg.beta}'
-    self.save()
+    lead(self.save)
     self.clock = time.perf_counter()                    # a round is no part of the next images per second
 
 # %% ../nbs/11_training.ipynb #31767d0d
@@ -574,18 +619,27 @@ def save_is_due(self:Trainer) -> bool:
 
 @patch
 def _batches(self:Trainer, epoch:int, start:int):
-    "The images of an epoch from batch `start` on."
-    return self.data.batches(self.cfg.batch_size, epoch, start, self.device, self.cfg.n_workers, self.cfg.augment or None)
+    "The images of an epoch from batch `start` on: of each batch the part of this worker."
+    return self.data.batches(self.cfg.batch_size, epoch, start, self.device, self.cfg.n_workers, self.cfg.augment or None,
+                             part=(world.rank, world.size))
+
+# %% ../nbs/11_training.ipynb #ba97167e
+@patch
+def _after_step(self:Trainer, epoch:int) -> str:
+    "Log, save and listen, as far as it is time for it; why to stop, if there is a reason."
+    if self.step % self.cfg.log_every == 0: self.log_steps()
+    if self.step == (epoch + 1) * self.steps_per_epoch: self.log_steps(); self._end_epoch(epoch)
+    if not self.pending and self.save_is_due(): self.save()
+    self.listen()
+    return self.stop_reason
 
 @patch
 def train_epoch(self:Trainer, epoch:int):
     "The rest of an epoch, step by step."
     for x, y in self._batches(epoch, self.step - epoch * self.steps_per_epoch):
         self.train_step(x, y)
-        if self.step % self.cfg.log_every == 0: self.log_steps()
-        if self.step == (epoch + 1) * self.steps_per_epoch: self.log_steps(); self._end_epoch(epoch)
-        if not self.pending and self.save_is_due(): self.save()
-        self.listen()
+        if world.size > 1 and self.step % self.cfg.log_every and self.step % self.steps_per_epoch: continue
+        self.stop_reason = lead(lambda: self._after_step(epoch))
         if self.stop_reason: return
 
 # %% ../nbs/11_training.ipynb #e4639425
@@ -618,7 +672,9 @@ def train(self:Trainer) -> Run:
     "All epochs, from wherever the run is to its end."
     self.began, self.began_at, spe = time.monotonic(), self.step, self.steps_per_epoch
     with self.run as run, beating(run):
-        if not self.restored: self._log('start', n_steps=self.n_steps, steps_per_epoch=spe, data=repr(self.data))
+        if world.restarts: self.report(f'A worker was lost. All {world.size} were started again, from step {self.step}.')
+        facts = dict(n_steps=self.n_steps, steps_per_epoch=spe, data=repr(self.data), workers=world.size)
+        if not self.restored: self._log('start', **facts)
         while self.step < self.n_steps and not self.stop_reason:
             epoch = self.step // spe
             if self.cfg.stop_epoch and epoch >= self.cfg.stop_epoch: self.stop_reason = ASKED; break
@@ -644,8 +700,9 @@ def _results(self:Trainer) -> dict:
     return dict(rounds=self.shrinker.n_rounds, compared=compared, ops=int(self.space.alive.sum()),
                 log10_size=math.log10(self.space.size))
 
+# %% ../nbs/11_training.ipynb #71d2ae7b
 @patch
-def _finish(self:Trainer) -> Run:
+def _conclude(self:Trainer):
     "Last events, last checkpoint, results."
     self.log_steps()
     if self.bad >= self.cfg.max_bad: raise InputError(f'Training stopped: {self.stop_reason}.')
@@ -653,7 +710,12 @@ def _finish(self:Trainer) -> Run:
     done = self.step >= self.n_steps or self.stop_reason != ASKED
     results = dict(steps=self.step, loss=float(self.run.events('step').loss.tail(5).mean()), **self._results())
     self.run.finish('end' if done else 'stop', results, step=self.step, reason=self.stop_reason or 'the schedule is done')
-    return Run.open(self.run.folder)
+
+@patch
+def _finish(self:Trainer) -> Run|None:
+    "Let the first worker write down what was found."
+    lead(self._conclude)
+    return Run.open(self.run.folder) if world.leads else None
 
 # %% ../nbs/11_training.ipynb #3b11d110
 def ended_run(
@@ -669,6 +731,25 @@ def ended_run(
     if report: report(f'The run in {folder} has ended already; this is what it found. For a new one choose another run_dir or seed.')
     return run
 
+# %% ../nbs/11_training.ipynb #eb1d5b1f
+def train_worker(cfg:dict, space:str, device:str):
+    "What each worker of a run does: parameters of `TrainConfig`, the space as JSON, and the worker's own device are given."
+    cfg, report = TrainConfig(**{**cfg, 'device': device}), (lambda line: print(line, flush=True)) if world.leads else None
+    if cfg.space not in {**SPACES, **ALIASES}: register_space(cfg.space, SearchSpace.from_json(space))
+    there = lambda: ended_run(run_folder(cfg), run_parameters(cfg), report) is not None
+    if not (cfg.resume and lead(there)): Trainer(cfg, report).train()
+
+def _train_together(cfg:TrainConfig, report:Callable|None, task:tuple|None) -> Run:
+    "Train with several workers."
+    part_of_batch(cfg.batch_size, procs_here(cfg, cfg.device) * cfg.n_nodes)
+    task or load_task(cfg)                                     # a sentence about it comes sooner from here
+    cfg, folder = cfg.replace(run_dir=str(run_folder(cfg).absolute())), run_folder(cfg)
+    there = cfg.resume and cfg.n_nodes == 1 and ended_run(folder, run_parameters(cfg), report)
+    if there: return there
+    orders = dict(cfg=cfg.to_dict(), space=get_space(cfg.space).to_json())
+    launch('greedynasv2.training:train_worker', orders, cfg, cfg.device, report)
+    return Run.open(folder)
+
 # %% ../nbs/11_training.ipynb #c372a77e
 def train_supernet(
     cfg:TrainConfig,
@@ -676,5 +757,6 @@ def train_supernet(
     task:tuple|None=None,            # Data and space from `load_task`, if they were loaded before
 ) -> Run:
     "Train a supernet, or go on with a run that was interrupted; the run folder tells everything."
+    if procs_here(cfg, cfg.device) * cfg.n_nodes > 1: return _train_together(cfg, report, task)
     there = cfg.resume and ended_run(run_folder(cfg), run_parameters(cfg), report)
     return there or Trainer(cfg, report, task).train()
