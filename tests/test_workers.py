@@ -225,4 +225,4 @@ def test_a_search_is_spread_over_workers(tmp_path):
     SupernetEvaluator.__call__ = lambda self, paths: (calls.append(len(paths)), call(self, paths))[1]
     try: both = search_run(run, SearchConfig(n_procs=2, **cfg), report=said.append)
     finally: SupernetEvaluator.__call__ = call
-    assert sum(calls) == 0 and said[-1] == '30 paths' and both.history.equals(alone.history) and torch.equal(both.best, alone.best)
+    assert sum(calls) == 0 and '30 paths' in said and both.history.equals(alone.history) and torch.equal(both.best, alone.best)
