@@ -9,7 +9,7 @@ __all__ = ['SIZED_OPS', 'Stepper', 'random_batch', 'UsualStepper', 'WorkerSteppe
            'profile_steps']
 
 # %% ../nbs/17_bench.ipynb #74373c09
-import copy, json, math, os, subprocess, sys, tempfile, time
+import copy, json, math, os, subprocess, sys, tempfile, time, warnings
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -92,9 +92,12 @@ class DDPStepper(Stepper):
     "The same by torch's own means. The optimizer visits the path alone here too, so that only the averaging differs."
     def __init__(self, net:SuperNet, x:Tensor, y:Tensor,
         hook:bool=False,      # Average by a call from Python, which `counted_bytes` sees and which is a little slower
+        buffers:bool=True,    # Send the batch-norm statistics of everything around in every step, as is the default
     ):
         super().__init__(net, x, y)
-        self.ddp = nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore', FutureWarning)      # `broadcast_buffers` is about to get another name
+            self.ddp = nn.parallel.DistributedDataParallel(net, find_unused_parameters=True, broadcast_buffers=buffers)
         if hook:
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
             self.ddp.register_comm_hook(dist.group.WORLD, allreduce_hook)
@@ -115,8 +118,8 @@ def _work(rank:int, n_workers:int, folder:str, spec:str, paths:list, batch_size:
     set_seed(0)
     net = SuperNet(space).to(device, memory_format=torch.channels_last)
     batch = random_batch(space, batch_size, device, seed=rank)
-    steppers = [kind(copy.deepcopy(net), *batch, **more) for kind, more in
-                ((WorkerStepper, {}), (DDPStepper, dict(hook=True)), (DDPStepper, {}))]
+    ways = (WorkerStepper, {}), (DDPStepper, dict(hook=True)), (DDPStepper, dict(buffers=False)), (DDPStepper, {})
+    steppers = [kind(copy.deepcopy(net), *batch, **more) for kind, more in ways]
     counts = []
     for path in map(torch.tensor, paths):
         counts.append([])
@@ -125,7 +128,8 @@ def _work(rank:int, n_workers:int, folder:str, spec:str, paths:list, batch_size:
             counts[-1].append(sum(seen))
     for p, other in zip(steppers[0].params, steppers[1].params): torch.testing.assert_close(p, other)
     job = lambda s: lambda: [s(torch.tensor(path)) for path in paths]
-    table = compare({'ours': job(steppers[0]), 'DistributedDataParallel': job(steppers[2])}, repeats)
+    names = 'ours', '', 'DDP, gradients alone', 'DDP, its defaults'
+    table = compare({name: job(s) for name, s in zip(names, steppers) if name}, repeats)
     if rank == 0: write_atomic(f'{folder}/found.json', json.dumps(dict(table=table.to_dict(), bytes=counts)))
     dist.destroy_process_group()
 
