@@ -4,11 +4,11 @@
 PYTHON  ?= python3
 BIN     := .venv/bin
 READY   := .venv/.installed
-# One torch thread per notebook or test file, two of them at a time: two cores without a fight over them.
+# One torch thread per notebook, two notebooks at a time: two cores without a fight over them.
 WORKERS ?= 2
 # Notebooks whose data cannot be had are passed by, and the reason is said.
 NBTEST   = OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers $(WORKERS) --do_print --timing --skip_file_re "$$($(BIN)/python tests/missing_data.py)"
-PYTEST  := $(BIN)/pytest tests -ra --tb=short -n $(WORKERS) --dist loadfile
+PYTEST  := $(BIN)/pytest tests -ra --tb=short
 # Run a notebook headless, with parameters if given: what it prints appears here, the noise of kernel and papermill only
 # when it fails.
 run_nb   = echo '--- nbs/$(1).ipynb'; mkdir -p runs results; \
