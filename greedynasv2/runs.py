@@ -695,7 +695,7 @@ def resume(
     line = line if type(line) is int and 0 <= line <= self._n_lines else self._n_lines
     self.log('resume', step=step, line=line, **fields)
     for message in problems: self.log('warning', message=message)        # after it, or it would not count
-    if found: self._prune(step)                                          # a kill may have left one too many
+    if found and not problems: self._prune(step)                         # a kill may have left one too many
     return found
 
 # %% ../nbs/10_runs.ipynb #5abdb3b3

@@ -72,7 +72,7 @@ def kills(folder, n=10, seed=0):
     "One run killed `n` times at random moments, against one that was left alone."
     big = dict(epochs=14, q_epochs=12, n_train=960, save_every=0.)
     assert start(toy(Path(folder)/'whole', **big)).wait() == 0
-    n_kills = killed_until_done(toy(Path(folder)/'killed', **big), n, (6, 14), random.Random(seed))
+    n_kills = killed_until_done(toy(Path(folder)/'killed', **big), n, (4, 9), random.Random(seed))
     whole, killed = Run.open(Path(folder)/'whole'), Run.open(Path(folder)/'killed')
     resumed = [json.loads(line)['step'] for line in (killed.folder/'events.jsonl').read_text().splitlines() if '"resume"' in line]
     row = dict(kills=n_kills, resumed_from=resumed, steps=int(whole.events('step').step.max()),
