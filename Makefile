@@ -17,7 +17,7 @@ run_nb   = echo '--- nbs/$(1).ipynb'; mkdir -p runs results; \
 DEMO     = runs/mbse-greedynasv2-0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tour test check accept reproduce bench lab sync clean
+.PHONY: help demo tour test check accept reproduce bench pictures lab sync clean
 
 help: ## list these targets
 	@echo 'usage: make <target>'
@@ -60,6 +60,9 @@ bench: $(READY) ## side-by-side timings; leave the machine alone meanwhile
 	@$(call run_nb,benchmark)
 	@echo
 	@echo 'Numbers: results/benchmark.json. Notebook: runs/benchmark.ipynb.'
+
+pictures: $(READY) ## photograph the widgets beside a real run of MB-SE for README (minutes; needs chromium)
+	GREEDYNASV2_PICTURES=$(CURDIR)/docs/img $(PYTEST) -m slow -k test_pictures
 
 lab: $(READY) ## open JupyterLab in nbs/ (more flags: make lab ARGS=--no-browser)
 	$(BIN)/jupyter lab --notebook-dir=. --preferred-dir=nbs $(ARGS)

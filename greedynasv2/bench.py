@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SIZED_OPS', 'Stepper', 'random_batch', 'UsualStepper', 'WorkerStepper', 'counted_bytes', 'DDPStepper',
            'compare_workers', 'plain_losses', 'choosy', 'draw_literally', 'plain_filter_training', 'filter_steps',
-           'in_fresh_process', 'import_seconds', 'training_bytes', 'sized_space', 'size_jobs', 'kept_bytes', 'timed',
-           'profile_steps']
+           'in_fresh_process', 'import_seconds', 'step_seconds', 'training_bytes', 'sized_space', 'size_jobs',
+           'kept_bytes', 'timed', 'profile_steps']
 
 # %% ../nbs/17_bench.ipynb #74373c09
 import copy, json, math, os, subprocess, sys, tempfile, time, warnings
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .core import InputError, compare, generator, get_device, set_seed, write_atomic
+from .core import InputError, compare, generator, get_device, keep_memory, set_seed, write_atomic
 from .merger import plan_merges, similarity
 from .spaces import SearchSpace, get_space
 from .supernet import SuperNet, batch_norms, build_network, step_path
@@ -221,6 +221,17 @@ def import_seconds(module:str) -> float:
     "How long a fresh process takes to import `module`."
     code = f'import time; start = time.perf_counter(); import {module}; print(time.perf_counter() - start)'
     return float(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout)
+
+# %% ../nbs/17_bench.ipynb #39730e86
+def step_seconds(spec:str, path:list, keep:bool, batch_size:int, n_steps:int=8) -> float:
+    "How long a step on a path takes on the CPU, where memory is kept between steps or given back."
+    if keep: keep_memory()
+    space, path = SearchSpace.from_json(spec), torch.tensor(path)
+    step = Stepper(SuperNet(space).to(memory_format=torch.channels_last), *random_batch(space, batch_size))
+    step(path)
+    start = time.perf_counter()
+    for _ in range(n_steps): step(path)
+    return (time.perf_counter() - start) / n_steps
 
 # %% ../nbs/17_bench.ipynb #e783a2ce
 def _peak_bytes(device:torch.device) -> int:

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['Count', 'Whole', 'Share', 'Amount', 'COLOURS', 'KERNEL_COLOURS', 'InputError', 'one_of', 'Bounds', 'check_value',
-           'config', 'new_names', 'derive_seed', 'generator', 'set_seed', 'seeded', 'get_device', 'cache_dir',
-           'find_data', 'project_dir', 'results_file', 'write_atomic', 'Journal', 'Scores', 'progress', 'compare']
+           'config', 'new_names', 'derive_seed', 'generator', 'set_seed', 'seeded', 'get_device', 'keep_memory',
+           'cache_dir', 'find_data', 'project_dir', 'results_file', 'write_atomic', 'Journal', 'Scores', 'progress',
+           'compare']
 
 # %% ../nbs/00_core.ipynb #04287408
 import dataclasses, difflib, hashlib, json, os, random, time, types, typing
@@ -146,6 +147,14 @@ def get_device(name:str='auto') -> torch.device:
     if name.startswith('cuda') and not torch.cuda.is_available():
         raise InputError(f'Device {name!r} was asked for, but torch finds no CUDA here. Allowed: auto, cpu.')
     return torch.device(name)
+
+# %% ../nbs/00_core.ipynb #60178306
+def keep_memory() -> bool:      # False where the C library is another than Linux' usual one
+    "Let memory that tensors free stay with this process, ready for the next ones."
+    import ctypes
+    try: mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError): return False
+    return all([mallopt(-4, 0), mallopt(-1, -1)])      # M_MMAP_MAX: all from the heap; M_TRIM_THRESHOLD: which never shrinks
 
 # %% ../nbs/00_core.ipynb #6c175539
 def cache_dir() -> Path:

@@ -20,7 +20,7 @@ from fastcore.basics import patch
 from torch import Tensor
 
 from .core import (Amount, Bounds, Count, InputError, Scores, Share, Whole, check_value, config, generator,
-                              get_device, progress, write_atomic)
+                              get_device, keep_memory, progress, write_atomic)
 from .runs import Run
 from .spaces import SearchSpace, write_arch
 from .supernet import SupernetEvaluator, fingerprint
@@ -449,6 +449,7 @@ def run_evaluator(
     if net is None: raise InputError(f'{run.folder} has no checkpoint with a supernet; it is {run.status} ({run.status_text}).')
     data, _ = load_task(TrainConfig.from_dict(run.config))
     device = get_device(device)
+    if device.type == 'cpu': keep_memory()
     net.to(device, memory_format=torch.channels_last)
     x, y = data.tensors('valid', n_valid, device)
     return SupernetEvaluator(net, x, y, data.tensors('train', n_calibration, device)[0], amp=device.type == 'cuda')

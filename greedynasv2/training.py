@@ -20,10 +20,10 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor, nn
 
-from .core import (Amount, Count, InputError, Share, Whole, config, derive_seed, generator, get_device, one_of,
-                              project_dir, seeded)
+from .core import (Amount, Count, InputError, Share, Whole, config, derive_seed, generator, get_device,
+                              keep_memory, one_of, project_dir, seeded)
 from .data import load_data
-from .merger import apply_merges, plan_merges, read_vetoes, similarity
+from .merger import apply_merges, better_ops, plan_merges, read_vetoes, similarity
 from .nasbench import macro_evaluator, macro_rank
 from .runs import Run, load_optimizer_tensors, optimizer_tensors, pack, unpack
 from .sampler import FairSampler, FilteredSampler, GreedySampler, UniformSampler
@@ -211,49 +211,58 @@ def evaluated(self:Shrinker) -> tuple[Tensor, Tensor]:
     return self.memory
 
 @patch
-def label(self:Shrinker, q:float) -> tuple[Tensor, Tensor, Tensor]:
-    "P, the worst share q of the paths of each remembered round; U, ten times q m random ones; and the others."
+def held_out(self:Shrinker, paths:Tensor) -> Tensor:
+    "True for a fifth of all paths, by lots that are drawn once for every op."
+    lots = torch.randint(2**31, self.space.alive.shape, generator=generator(self.cfg.seed, 'held out'))
+    return lots[torch.arange(self.space.n_layers), paths].sum(1) % 5 == 0
+
+@patch
+def label(self:Shrinker, q:float) -> tuple[Tensor, Tensor, tuple]:
+    "P, the worst share q of each remembered round; U, ten times q m random paths; paths held out, and their places."
     paths, place = self.evaluated()
     m, n_weak = self.cfg.m, max(1, round(q * self.cfg.m))
     newest = {tuple(p): i // m for i, p in enumerate(paths.tolist())}                  # the last word on a path counts
     now = torch.tensor([newest[tuple(p)] == i // m for i, p in enumerate(paths.tolist())]) & self.space.is_alive(paths)
     paths, place = paths[now], place[now]
-    weak = place < n_weak / m
-    return paths[weak], self.space.sample(10 * n_weak, generator(self.cfg.seed, 'unlabelled', self.n_rounds)), paths[~weak]
+    held = self.held_out(paths)
+    unlabelled = self.space.sample(10 * n_weak, generator(self.cfg.seed, 'unlabelled', self.n_rounds))
+    return paths[(place < n_weak / m) & ~held], unlabelled, (paths[held], place[held])
 
 # %% ../nbs/11_training.ipynb #3b9e7228
 @patch
-def lift(self:Shrinker, good:Tensor, unlabelled:Tensor) -> float:
-    "How many times as often the filter keeps evaluated paths that were not weak as it keeps any."
-    kept = lambda paths: 1 - self.filt.is_weak(paths).float().mean().item()
-    return kept(good) / max(kept(unlabelled[:5000]), 1e-4) if len(good) else 1.
+def skill(self:Shrinker, paths:Tensor, place:Tensor) -> tuple[float, float]:
+    "How far the filter is from guessing (0) to knowing (1) which of these held-out paths are best; and its standard error."
+    kept = place[~self.filt.is_weak(paths)]
+    if len(kept) in (0, len(paths)): return 0., 0.                         # it makes no choice
+    room = 1 - len(kept) / len(paths)
+    return (2 * kept.mean().item() - 1) / room, 2 * kept.std(correction=0).item() / len(kept)**.5 / room
 
-def _check_lift(now:float, before:float|None) -> str:
+def _check_skill(now:float, error:float, before:float|None) -> str:
     "Why a filter should not be acted on, if it has lost what the one before it knew; None = there was none before."
-    if now >= (1. if before is None else .8 * before): return ''
-    other = 'any path' if before is None else f'any, the filter before it {before:.1f} times as often'
-    return f'it keeps paths that were evaluated as good {now:.1f} times as often as {other}.'
+    if now > 0 and now >= (before or 0) - error: return ''
+    other = 'guessing is 0' if before is None else f'the filter before it has {before:.2f}'
+    return f'its skill on paths that were held out is {now:.2f} (± {error:.2f}); {other}.'
 
 # %% ../nbs/11_training.ipynb #a30e27a8
 @patch
-def learn(self:Shrinker, weak:Tensor, unlabelled:Tensor, good:Tensor) -> dict:
+def learn(self:Shrinker, weak:Tensor, unlabelled:Tensor, held:tuple) -> dict:
     "Train the filter; facts about how that went. One that must not be acted on gives way to the last that may."
     cfg, filt, recipe = self.cfg, self.filt, self._recipe()
     trusted = filt.rounds and not filt.verdict
     sound = ({k: v.clone() for k, v in filt.state_dict().items()}, filt.rounds, '') if trusted else None
-    before, history = self.lift(good, unlabelled) if trusted else None, pd.DataFrame(dict(step=[0], var_loss=[math.nan]))
+    before, history = self.skill(*held)[0] if trusted else None, pd.DataFrame(dict(step=[0], var_loss=[math.nan]))
     if cfg.memory > 1: filt.start(recipe)              # what is remembered must not be learned again and again, by heart
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')                # the verdict becomes an event
         try: history = train_filter(filt, weak, unlabelled, recipe).dropna(subset='var_loss')
         except InputError as e: filt.verdict = str(e)
-    last, lift = history.iloc[-1], self.lift(good, unlabelled)
-    verdict = filt.verdict = filt.verdict or _check_lift(lift, before)
+    last, (skill, error) = history.iloc[-1], self.skill(*held)
+    verdict = filt.verdict = filt.verdict or _check_skill(skill, error, before)
     if verdict:
         self.log('warning', round=self.n_rounds, message=f'The filter of round {self.n_rounds} is not acted on: {verdict}')
         weights, filt.rounds, filt.verdict = sound or (filt.state_dict(), 0, verdict)     # begin anew, if none was sound
         filt.load_state_dict(weights)
-    return dict(steps=int(last.step), filter_loss=last.var_loss, valid_loss=last.get('valid_loss'), lift=lift, verdict=verdict)
+    return dict(steps=int(last.step), filter_loss=last.var_loss, valid_loss=last.get('valid_loss'), skill=skill, verdict=verdict)
 
 @patch
 def _recipe(self:Shrinker) -> FilterConfig:
@@ -269,7 +278,7 @@ def merge(self:Shrinker, unlabelled:Tensor, apply:Callable) -> int:
     self.log('similarity', round=self.n_rounds, matrices=[[[round(v, 4) for v in row] for row in m] for m in sim.tolist()])
     if not self.cfg.op_shrinkage: return 0
     cap = self.cfg.max_merges or max(1, int(self.space.alive.sum()) // 10)
-    plan = plan_merges(sim, self.space, self.threshold, self.vetoes, max_merges=cap)
+    plan = plan_merges(sim, self.space, self.threshold, self.vetoes, cap, better=better_ops(*self.memory, self.space))
     for row in plan.to_dict('records'): self.log('merge', round=self.n_rounds, **row)
     apply(plan)
     return int((plan.decision == 'merge').sum()) if len(plan) else 0
@@ -282,10 +291,10 @@ def round(self:Shrinker, epoch:int, apply:Callable|None=None) -> dict:
     facts = dict(round=self.n_rounds, epoch=epoch, q=q)
     if cfg.method == 'greedynas': facts['u'] = self.sampler.steadiness()
     else:
-        weak, unlabelled, good = self.label(q)
+        weak, unlabelled, held = self.label(q)
         probe = space.sample(10_000, generator(cfg.seed, 'probe', self.n_rounds))
         before = self.filt.is_weak(probe) if self.filt.rounds and not self.filt.verdict else None
-        facts |= dict(m=cfg.m, n_weak=len(weak), n_unlabelled=len(unlabelled), **self.learn(weak, unlabelled, good))
+        facts |= dict(m=cfg.m, n_weak=len(weak), n_unlabelled=len(unlabelled), **self.learn(weak, unlabelled, held))
         phi = self.filt.prob(probe)
         after = phi > .5
         if before is not None and not facts['verdict']: facts |= dict(zip(('u', 'kappa'), agreement(before, after)))
@@ -358,6 +367,7 @@ class Trainer:
         self.steps_per_epoch = len(self.data.train) // cfg.batch_size
         self.n_steps = cfg.epochs * self.steps_per_epoch
         self.run = Aside()
+        if self.device.type == 'cpu': keep_memory()
         self.step, self.round_epoch, self.bad, self.stop_reason, self.asked, self.ignored = 0, -1, 0, '', {}, ''
         self.pending, self.clock, self.saved_at, self.save_took = [], time.perf_counter(), time.monotonic(), 0.
         try: self._build(lead(self._begin))
@@ -421,7 +431,7 @@ def warmed_up(
 ) -> dict:             # Tensors of the checkpoint
     "The checkpoint at the end of the warm-up of the run `cfg.warm_from`; another warm-up than that of `cfg` is refused."
     run = Run.open(cfg.warm_from)
-    alike = [f.name for f in dataclasses.fields(WeightConfig)] + ['warmup_epochs', 'seed', 'n_valid']
+    alike = [f.name for f in dataclasses.fields(WeightConfig)] + ['warmup_epochs', 'seed']
     other = [k for k in alike if run.config.get(k) != getattr(cfg, k)] + ['method'] * (run.config.get('method') == 'fairnas')
     if other: raise InputError(f'{run.folder} has another warm-up: its {", ".join(other)} differ.')
     step, tensors, _ = run.checkpoint() or (0, {}, {})
@@ -742,12 +752,16 @@ def train_worker(cfg:dict, space:str, device:str):
 def _train_together(cfg:TrainConfig, report:Callable|None, task:tuple|None) -> Run:
     "Train with several workers."
     part_of_batch(cfg.batch_size, procs_here(cfg, cfg.device) * cfg.n_nodes)
-    task or load_task(cfg)                                     # a sentence about it comes sooner from here
+    _, space = task or load_task(cfg)                          # a sentence about it comes sooner from here
     cfg, folder = cfg.replace(run_dir=str(run_folder(cfg).absolute())), run_folder(cfg)
     there = cfg.resume and cfg.n_nodes == 1 and ended_run(folder, run_parameters(cfg), report)
     if there: return there
     orders = dict(cfg=cfg.to_dict(), space=get_space(cfg.space).to_json())
-    launch('greedynasv2.training:train_worker', orders, cfg, cfg.device, report)
+    try: launch('greedynasv2.training:train_worker', orders, cfg, cfg.device, report)
+    except KeyboardInterrupt:                                  # the workers are gone, and could not say why
+        if cfg.node_rank == 0 and (folder/'config.json').exists():
+            Run.create(folder, run_parameters(cfg), space, resume=True).finish('stop', reason='interrupted')
+        raise
     return Run.open(folder)
 
 # %% ../nbs/11_training.ipynb #c372a77e

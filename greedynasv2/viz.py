@@ -263,6 +263,7 @@ def plot_pairs(
 
 # %% ../nbs/01_viz.ipynb #f437edca
 DECISIONS = {'merge': ('merged', COLOURS[2], 'circle'), 'vetoed': ('vetoed', COLOURS[4], 'x'),
+             'dearer is better': ('kept: the dearer op did better', COLOURS[1], 'triangle-up'),
              'over the cap': ('put off: enough for one round', GREY, 'circle-open')}
 
 def plot_merges(merges:pd.DataFrame) -> go.Figure:

@@ -448,6 +448,7 @@ def text(self:SimilarityPanel):
 # %% ../nbs/15_widgets.ipynb #36714cb0
 WHY = {'merge': 'more alike than the threshold; the one that is kept is cheaper',
        'vetoed': 'somebody asked to keep them apart',
+       'dearer is better': 'paths with the op that would have gone did better than paths with the other',
        'over the cap': 'enough merges for one round; it may come next',
        'filter not trusted': 'the filter of this round is not trusted'}
 

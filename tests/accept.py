@@ -70,9 +70,12 @@ def demos(folder, *names):
 
 def kills(folder, n=10, seed=0):
     "One run killed `n` times at random moments, against one that was left alone."
-    big = dict(epochs=24, q_epochs=22, n_train=960, save_every=0.)
+    big, began = dict(epochs=24, q_epochs=22, n_train=960, save_every=0.), time.time()
     assert start(toy(Path(folder)/'whole', **big)).wait() == 0
-    n_kills = killed_until_done(toy(Path(folder)/'killed', **big), n, (6, 14), random.Random(seed))
+    began_steps, seconds = Run.open(Path(folder)/'whole').events('start').t.iloc[0] - began, time.time() - began
+    part = (seconds - began_steps) / n                    # a life, beyond its start, of which n are not enough to end the run
+    wait = began_steps + .3 * part, began_steps + 1.2 * part
+    n_kills = killed_until_done(toy(Path(folder)/'killed', **big), n, wait, random.Random(seed))
     whole, killed = Run.open(Path(folder)/'whole'), Run.open(Path(folder)/'killed')
     resumed = [json.loads(line)['step'] for line in (killed.folder/'events.jsonl').read_text().splitlines() if '"resume"' in line]
     row = dict(kills=n_kills, resumed_from=resumed, steps=int(whole.events('step').step.max()),

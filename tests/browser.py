@@ -87,3 +87,16 @@ def open_notebook(page, address, theme='light'):
 def run_cells(page):
     "Run all cells of the notebook on the page; does not wait for them."
     page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells') }")
+
+
+def photograph(page, path):
+    "The widget on the page, in JupyterLab's light theme as <path>.png and in the dark one as <path>_dark.png; the files."
+    files = []
+    for theme, suffix in ('Dark', '_dark'), ('Light', ''):
+        page.evaluate("name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})", f'JupyterLab {theme}')
+        page.wait_for_timeout(1500)
+        box = page.locator('.jp-OutputArea-output > .widget-vbox').first
+        box.scroll_into_view_if_needed()
+        files.append(Path(f'{path}{suffix}.png'))
+        box.screenshot(path=files[-1])
+    return files

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import ipywidgets
 import pytest
+from PIL import Image, ImageStat
 
-from browser import ROOT, chromium, jupyter_lab, missing, notebook, open_notebook, run_cells
+from browser import ROOT, chromium, jupyter_lab, missing, notebook, open_notebook, photograph, run_cells
 from greedynasv2.runs import Run
 from greedynasv2.spaces import get_space
 from greedynasv2.widgets import Dashboard, RunData, Watch, WatchFilter, measure_events, write_events
@@ -16,6 +17,10 @@ HTML = '<img src=x onerror="window.hacked=1">'
 # A round every second epoch, and no merge before somebody asks for one: it lasts until it is stopped
 SLOW_TOY = dict(space='toy', epochs=2000, warmup_epochs=3, round_every=2, n_train=320, batch_size=32, m=150, n_valid=100,
                 filter_dim=8, merge_threshold=1., stop_rule='none')
+# `make pictures`: where README's pictures go. They show a real run: the demo with ten rounds instead of five, and a lower
+# threshold, because at 0.8 a filter of 16 values merges nothing in so short a run
+PICTURES = os.environ.get('GREEDYNASV2_PICTURES', '')
+MBSE = dict(recipe='demo', space='mbse', epochs=36, warmup_epochs=6, round_every=3, m=600, merge_threshold=.65, stop_rule='none')
 
 
 def papermill(name, out, folder, **parameters):
@@ -226,9 +231,10 @@ def press(page, slider, key):
 
 
 class Stage:
-    "A papermill run of the toy space, and companions that watch it in JupyterLab."
-    def __init__(self, folder):
+    "A papermill run, and companions that watch it in JupyterLab."
+    def __init__(self, folder, **parameters):
         self.folder, self.run_dir, self.pages, self.errors = folder, folder/'runs'/'live', {}, []
+        self.parameters = parameters
         self.start()
 
     def open(self, address, context):
@@ -248,7 +254,7 @@ class Stage:
 
     def start(self):
         "The run, through papermill."
-        self.job = papermill('train_supernet', self.folder/'out.ipynb', self.folder, run_dir=self.run_dir, **SLOW_TOY)
+        self.job = papermill('train_supernet', self.folder/'out.ipynb', self.folder, run_dir=self.run_dir, **self.parameters)
 
     def answer(self, dialog):
         "JupyterLab may ask whether to leave a notebook that is not saved; nobody else has anything to say."
@@ -261,9 +267,10 @@ class Stage:
 
 @pytest.fixture(scope='module')
 def stage(tmp_path_factory):
-    made = Stage(tmp_path_factory.mktemp('stage'))
+    made = Stage(tmp_path_factory.mktemp('stage'), **(MBSE if PICTURES else SLOW_TOY))
+    large = dict(viewport=dict(width=1240, height=1900), device_scale_factor=1.5) if PICTURES else {}
     try:
-        with jupyter_lab(made.folder) as address, chromium() as context:
+        with jupyter_lab(made.folder) as address, chromium(**large) as context:
             made.open(address, context)
             yield made
     finally:
@@ -350,6 +357,25 @@ def test_merges_threshold_and_veto(stage):
     layer, a, b = stage.run.events('control').vetoes.iloc[-1][0]
     assert f'layer {layer}: {a} + {b}' in pair
     until(lambda: page.inner_text('.nas-veto') == 'Lift veto', 20, 'another label')
+
+
+@needs_browser
+@pytest.mark.slow
+def test_pictures(stage, tmp_path):
+    "The three companions beside a run that goes on, in both themes: README's pictures, when `make pictures` asks for them."
+    if PICTURES:
+        until(lambda: len(stage.run.events('round')) >= 7, 900, 'seven rounds')
+        moves = [('watch_similarity', 'layer', 'ArrowRight', 2), ('watch_similarity', 'round', 'ArrowLeft', 3),
+                 ('watch_similarity', 'threshold', 'ArrowLeft', 15), ('watch_merges', 'threshold', 'ArrowRight', 7)]
+        for name, slider, key, times in moves:
+            for _ in range(times): press(stage.pages[name], slider, key)
+        for page in stage.pages.values(): page.wait_for_timeout(2000)
+    for name in COMPANIONS:
+        stage.pages[name].bring_to_front()
+        dark, light = (Image.open(f).convert('L') for f in photograph(stage.pages[name], Path(PICTURES or tmp_path)/name))
+        assert min(light.size) > 300 and len(light.getcolors(256)) > 100                     # something is drawn
+        assert ImageStat.Stat(light).mean[0] > 200 > 100 > ImageStat.Stat(dark).mean[0]       # figures and all
+    assert stage.run.status == 'running'
 
 
 @needs_browser

@@ -13,6 +13,9 @@ from greedynasv2.supernet import SuperNet, SupernetEvaluator, step_path
 from greedynasv2.training import TrainConfig, Trainer, learning_rate, make_config, train_supernet
 from greedynasv2.workers import Spread, WorkerConfig, WorkerError, launch, lead, reduce_gradients, world
 
+from test_training import start
+from test_widgets import until
+
 HERE = Path(__file__).resolve().parent
 SHORT = dict(space='toy', method='spos', epochs=5, image_size=16, n_train=160, batch_size=16, lr=.03, m=40, n_valid=60, filter_dim=8,
              log_every=5, device='cpu', save_every=0.)
@@ -137,6 +140,20 @@ def test_workers_are_killed_and_all_go_on(tmp_path, reference):
     assert [(r['workers'], r['restarts']) for r in resumed] == [(2, 1), (2, 2)]
     assert sum('A worker was lost' in line for line in said) == 2
     assert_same(run, reference)
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_is_stopped_and_goes_on(tmp_path, reference):
+    "Ctrl-C reaches the process that has started the workers: they end with it, and the run folder says why."
+    process = start(short(tmp_path/'run', n_procs=2))
+    until(lambda: (tmp_path/'run'/'checkpoint').exists() and Run.open(tmp_path/'run').checkpoint(), 120, 'a checkpoint')
+    pids = workers_of(tmp_path/'run')
+    process.send_signal(signal.SIGINT)
+    assert process.wait(90) != 0
+    run = Run.open(tmp_path/'run')
+    assert (run.status, run.events('stop').reason.tolist()) == ('stopped', ['interrupted'])
+    until(lambda: not any(Path(f'/proc/{pid}').exists() for pid in pids), 10, 'workers that end')
+    assert_same(train_supernet(short(tmp_path/'run', n_procs=2), report=None), reference)
 
 
 @pytest.mark.slow
