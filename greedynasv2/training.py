@@ -210,6 +210,7 @@ def evaluated(self:Shrinker) -> tuple[Tensor, Tensor]:
     self.memory = tuple(torch.cat(pair)[-keep:] for pair in zip(self.memory, (paths, place)))
     return self.memory
 
+# %% ../nbs/11_training.ipynb #2a50e379
 @patch
 def held_out(self:Shrinker, paths:Tensor) -> Tensor:
     "True for a fifth of all paths, by lots that are drawn once for every op."

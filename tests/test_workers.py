@@ -180,7 +180,7 @@ def test_a_run_goes_on_with_another_number_of_workers(tmp_path):
 @pytest.mark.slow
 def test_rounds_of_two_workers(tmp_path):
     "The filter, merges and the comparison at the end: all workers follow, and the run tells the whole story."
-    cfg = lambda name, **changes: short(tmp_path/name, method='greedynasv2', epochs=3, warmup_epochs=2, q_epochs=4, n_train=320, m=150,
+    cfg = lambda name, **changes: short(tmp_path/name, method='greedynasv2', epochs=3, warmup_epochs=2, q_epochs=4, n_train=320, m=200,
                                         merge_threshold=.3, **changes)
     run = train_supernet(cfg('run', n_procs=2), report=None)
     assert run.status == 'ended' and len(run.events('round')) == 1 and set(run.results['compared']) == {'uniform', 'trained'}
