@@ -723,6 +723,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                       'greedynasv2.training.Trainer.train_step': ( 'training.html#trainer.train_step',
                                                                                    'greedynasv2/training.py'),
                                       'greedynasv2.training.WeightConfig': ('training.html#weightconfig', 'greedynasv2/training.py'),
+                                      'greedynasv2.training._check_share': ('training.html#_check_share', 'greedynasv2/training.py'),
                                       'greedynasv2.training._check_skill': ('training.html#_check_skill', 'greedynasv2/training.py'),
                                       'greedynasv2.training._scaled': ('training.html#_scaled', 'greedynasv2/training.py'),
                                       'greedynasv2.training._train_together': ('training.html#_train_together', 'greedynasv2/training.py'),

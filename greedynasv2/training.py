@@ -231,39 +231,47 @@ def label(self:Shrinker, q:float) -> tuple[Tensor, Tensor, tuple]:
 
 # %% ../nbs/11_training.ipynb #3b9e7228
 @patch
-def skill(self:Shrinker, paths:Tensor, place:Tensor) -> tuple[float, float]:
-    "How far the filter is from guessing (0) to knowing (1) which of these held-out paths are best; and its standard error."
+def skill(self:Shrinker, paths:Tensor, place:Tensor) -> tuple[float, float, float]:
+    "Mean place of the held-out paths that the filter keeps, its skill, and the standard error of that."
     kept = place[~self.filt.is_weak(paths)]
-    if len(kept) in (0, len(paths)): return 0., 0.                         # it makes no choice
-    room = 1 - len(kept) / len(paths)
-    return (2 * kept.mean().item() - 1) / room, 2 * kept.std(correction=0).item() / len(kept)**.5 / room
+    if len(kept) in (0, len(paths)): return .5, 0., 0.                     # it makes no choice
+    mean, room = kept.mean().item(), 1 - len(kept) / len(paths)
+    return mean, (2 * mean - 1) / room, 2 * kept.std(correction=0).item() / len(kept)**.5 / room
 
-def _check_skill(now:float, error:float, before:float|None) -> str:
+def _check_share(kept:float, q:float) -> str:
+    "Why a filter should not be acted on, if it keeps far less than what was not labelled weak."
+    few = kept < (1 - q) / 3
+    return f'it keeps {kept:.1%} of all paths, where {1 - q:.1%} were not labelled weak.' if few else ''
+
+def _check_skill(now:tuple, before:tuple|None) -> str:
     "Why a filter should not be acted on, if it has lost what the one before it knew; None = there was none before."
-    if now > 0 and now >= (before or 0) - error: return ''
-    other = 'guessing is 0' if before is None else f'the filter before it has {before:.2f}'
-    return f'its skill on paths that were held out is {now:.2f} (± {error:.2f}); {other}.'
+    (mean, skill, error), (old_mean, old_skill, _) = now, before or (.5, 0., 0.)
+    if mean > old_mean or before and skill >= old_skill - error: return ''
+    other = 'guessing gives' if before is None else 'the filter before it has'
+    return (f'held-out paths that it keeps have the mean place {mean:.2f}, its skill is {skill:.2f} (± {error:.2f}); '
+            f'{other} {old_mean:.2f} and {old_skill:.2f}.')
 
 # %% ../nbs/11_training.ipynb #a30e27a8
 @patch
-def learn(self:Shrinker, weak:Tensor, unlabelled:Tensor, held:tuple) -> dict:
+def learn(self:Shrinker, q:float, weak:Tensor, unlabelled:Tensor, held:tuple) -> dict:
     "Train the filter; facts about how that went. One that must not be acted on gives way to the last that may."
     cfg, filt, recipe = self.cfg, self.filt, self._recipe()
     trusted = filt.rounds and not filt.verdict
     sound = ({k: v.clone() for k, v in filt.state_dict().items()}, filt.rounds, '') if trusted else None
-    before, history = self.skill(*held)[0] if trusted else None, pd.DataFrame(dict(step=[0], var_loss=[math.nan]))
+    before, history = self.skill(*held) if trusted else None, pd.DataFrame(dict(step=[0], var_loss=[math.nan]))
     if cfg.memory > 1: filt.start(recipe)              # what is remembered must not be learned again and again, by heart
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')                # the verdict becomes an event
         try: history = train_filter(filt, weak, unlabelled, recipe).dropna(subset='var_loss')
         except InputError as e: filt.verdict = str(e)
-    last, (skill, error) = history.iloc[-1], self.skill(*held)
-    verdict = filt.verdict = filt.verdict or _check_skill(skill, error, before)
+    last, now, kept = history.iloc[-1], self.skill(*held), 1 - filt.is_weak(unlabelled[:5000]).float().mean().item()
+    verdict = filt.verdict = filt.verdict or _check_share(kept, q) or _check_skill(now, before)
     if verdict:
         self.log('warning', round=self.n_rounds, message=f'The filter of round {self.n_rounds} is not acted on: {verdict}')
         weights, filt.rounds, filt.verdict = sound or (filt.state_dict(), 0, verdict)     # begin anew, if none was sound
         filt.load_state_dict(weights)
-    return dict(steps=int(last.step), filter_loss=last.var_loss, valid_loss=last.get('valid_loss'), skill=skill, verdict=verdict)
+    return dict(steps=int(last.step), filter_loss=last.var_loss, valid_loss=last.get('valid_loss'),
+                place=now[0], skill=now[1], verdict=verdict)
 
 @patch
 def _recipe(self:Shrinker) -> FilterConfig:
@@ -295,7 +303,7 @@ def round(self:Shrinker, epoch:int, apply:Callable|None=None) -> dict:
         weak, unlabelled, held = self.label(q)
         probe = space.sample(10_000, generator(cfg.seed, 'probe', self.n_rounds))
         before = self.filt.is_weak(probe) if self.filt.rounds and not self.filt.verdict else None
-        facts |= dict(m=cfg.m, n_weak=len(weak), n_unlabelled=len(unlabelled), **self.learn(weak, unlabelled, held))
+        facts |= dict(m=cfg.m, n_weak=len(weak), n_unlabelled=len(unlabelled), **self.learn(q, weak, unlabelled, held))
         phi = self.filt.prob(probe)
         after = phi > .5
         if before is not None and not facts['verdict']: facts |= dict(zip(('u', 'kappa'), agreement(before, after)))

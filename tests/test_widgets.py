@@ -233,7 +233,7 @@ def press(page, slider, key):
 class Stage:
     "A papermill run, and companions that watch it in JupyterLab."
     def __init__(self, folder, **parameters):
-        self.folder, self.run_dir, self.pages, self.errors = folder, folder/'runs'/'live', {}, []
+        self.folder, self.run_dir, self.pages, self.errors = folder, folder/'runs'/('mbse' if PICTURES else 'live'), {}, []
         self.parameters = parameters
         self.start()
 
@@ -365,8 +365,8 @@ def test_pictures(stage, tmp_path):
     "The three companions beside a run that goes on, in both themes: README's pictures, when `make pictures` asks for them."
     if PICTURES:
         until(lambda: len(stage.run.events('round')) >= 7, 900, 'seven rounds')
-        moves = [('watch_similarity', 'layer', 'ArrowRight', 2), ('watch_similarity', 'round', 'ArrowLeft', 3),
-                 ('watch_similarity', 'threshold', 'ArrowLeft', 15), ('watch_merges', 'threshold', 'ArrowRight', 7)]
+        moves = [('watch_similarity', 'round', 'ArrowLeft', 1), ('watch_similarity', 'threshold', 'ArrowLeft', 15),
+                 ('watch_merges', 'threshold', 'ArrowRight', 7)]
         for name, slider, key, times in moves:
             for _ in range(times): press(stage.pages[name], slider, key)
         for page in stage.pages.values(): page.wait_for_timeout(2000)
