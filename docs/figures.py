@@ -1,37 +1,69 @@
-"Draw the figures that README.md shows, with a headless Chromium: python docs/figures.py"
-import shutil
+"Draw the figures that README.md shows, with a headless Chromium: python docs/figures.py [name ...]"
+import json, sys
 from pathlib import Path
 
+import pandas as pd
+import plotly.graph_objects as go
 import torch
-from playwright.sync_api import sync_playwright
+from plotly.subplots import make_subplots
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT/'tests')]
+from browser import chromium
 
 from greedynasv2.spaces import GREEDYNAS_B, get_space
-from greedynasv2.viz import plot_path, plot_space
+from greedynasv2.viz import COLOURS, plot_path, plot_space
 
-IMG = Path(__file__).parent/'img'
-FLAGS = ['--no-sandbox', '--disable-gpu', '--disable-background-networking', '--disable-component-update',
-         '--disable-sync', '--no-first-run']
+IMG = ROOT/'docs'/'img'
 
 
-def figures():
-    "Name and figure of each picture."
+def plot_benchmark(found):
+    "Where the time of a step goes, and how the price of everything grows with the space."
+    titles = 'a training step, by part', 'more ops in 20 layers', 'more layers of 13 ops'
+    fig = make_subplots(1, 3, subplot_titles=titles, horizontal_spacing=.1)
+    spent = pd.Series(found['profile']).sort_values()
+    text = [f'{1000 * v:.1f} ms' for v in spent]
+    fig.add_trace(go.Bar(x=100 * spent / spent.sum(), y=spent.index, orientation='h', text=text, showlegend=False), 1, 1)
+    sizes = pd.DataFrame(found['sizes'])
+    for column, axis in (2, 'n_ops'), (3, 'n_layers'):
+        for colour, (what, rows) in zip(COLOURS, sizes[sizes['axis'] == axis].groupby('what')):
+            fig.add_trace(go.Scatter(x=rows['size'], y=rows.ratio, name=what, mode='lines+markers', line_color=colour,
+                                     legendgroup=what, showlegend=column == 2), 1, column)
+        fig.update_xaxes(title=axis[2:], row=1, col=column)
+        fig.update_yaxes(title='price, relative to the smallest', range=[0, 10.5], row=1, col=column)
+    fig.update_xaxes(title='share of a step (%)', row=1, col=1)
+    return fig.update_layout(template='greedynasv2', height=380, legend=dict(orientation='h', y=-.22, yanchor='top', x=.42, xanchor='left'),
+                             margin=dict(t=40, l=80, r=20, b=100))
+
+
+def path():
     space = get_space('mbse')
     rows = space.rows(space.encode(GREEDYNAS_B))
-    yield 'path', plot_path(rows, title=f'GreedyNAS-B, a path of MB-SE: {rows.flops.sum():,} multiply-adds, {rows.params.sum():,} params')
+    return plot_path(rows, title=f'GreedyNAS-B, a path of MB-SE: {rows.flops.sum():,} multiply-adds, {rows.params.sum():,} params')
+
+
+def space():
+    space = get_space('mbse')
     paths = space.sample(20_000, torch.Generator().manual_seed(0))
-    yield 'space', plot_space(space.costs(), space.table(paths), limit=space.max_flops, title='MB-SE: 13 ops in each of 21 layers')
+    return plot_space(space.costs(), space.table(paths), limit=space.max_flops, title='MB-SE: 13 ops in each of 21 layers')
 
 
-def main():
-    "Write docs/img/NAME.png for every figure."
-    with sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=shutil.which('chromium'), args=FLAGS)
-        for name, fig in figures():
-            page = browser.new_page(viewport=dict(width=1000, height=int(fig.layout.height)), device_scale_factor=1.5)
+def benchmark(): return plot_benchmark(json.loads((ROOT/'results'/'benchmark.json').read_text()))
+
+
+FIGURES = dict(path=path, space=space, benchmark=benchmark)
+
+
+def main(*names):
+    "Write docs/img/NAME.png for every figure, or for those that are named."
+    with chromium(viewport=dict(width=1000, height=600), device_scale_factor=1.5) as context:
+        for name in names or FIGURES:
+            fig, page = FIGURES[name](), context.new_page()
+            page.set_viewport_size(dict(width=1000, height=int(fig.layout.height)))
             page.set_content('<body style="margin:0;background:white">' + fig.to_html(full_html=False, config=dict(displayModeBar=False)))
             page.wait_for_selector('.js-plotly-plot .main-svg')
             page.wait_for_timeout(500)
             page.screenshot(path=IMG/f'{name}.png')
 
 
-if __name__ == '__main__': main()
+if __name__ == '__main__': main(*sys.argv[1:])

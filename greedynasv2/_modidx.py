@@ -871,6 +871,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                      'greedynasv2.widgets.RunData.__repr__': ('widgets.html#rundata.__repr__', 'greedynasv2/widgets.py'),
                                      'greedynasv2.widgets.RunData.alive': ('widgets.html#rundata.alive', 'greedynasv2/widgets.py'),
                                      'greedynasv2.widgets.RunData.asked': ('widgets.html#rundata.asked', 'greedynasv2/widgets.py'),
+                                     'greedynasv2.widgets.RunData.better': ('widgets.html#rundata.better', 'greedynasv2/widgets.py'),
                                      'greedynasv2.widgets.RunData.names': ('widgets.html#rundata.names', 'greedynasv2/widgets.py'),
                                      'greedynasv2.widgets.RunData.phi': ('widgets.html#rundata.phi', 'greedynasv2/widgets.py'),
                                      'greedynasv2.widgets.RunData.poll': ('widgets.html#rundata.poll', 'greedynasv2/widgets.py'),

@@ -154,7 +154,7 @@ def keep_memory() -> bool:      # False where the C library is another than Linu
     import ctypes
     try: mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError): return False
-    return all([mallopt(-4, 0), mallopt(-1, -1)])      # M_MMAP_MAX: all from the heap; M_TRIM_THRESHOLD: which never shrinks
+    return all([mallopt(-4, 0), mallopt(-1, -1)])      # M_MMAP_MAX: all from the heap; M_TRIM_THRESHOLD: it never shrinks
 
 # %% ../nbs/00_core.ipynb #6c175539
 def cache_dir() -> Path:

@@ -115,7 +115,7 @@ def _check_plan_input(sim, space, threshold, max_merges, vetoes):
 # %% ../nbs/09_merger.ipynb #c53d27da
 def better_ops(
     paths:Tensor,          # Evaluated ones, shape `(n, n_layers)`
-    place:Tensor,          # Of each among them, from 0, the worst, to 1, shape `(n,)`
+    place:Tensor,          # Of each among those of its round, from 0, the worst, to 1, shape `(n,)`
     space:SearchSpace,
 ) -> Tensor:               # Shape `(n_layers, n_ops, n_ops)`
     "True where paths with the first op of a pair took better places than paths with the second, hardly by chance."

@@ -242,9 +242,10 @@ def read_measures(budget:Budget, files:dict[str, Path]) -> dict[str, dict]:
     done = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
     other = [name for name, m in done.items() if m['budget'] != budget.to_dict()]
     if not other: return done
-    raise InputError(f'{", ".join(other)} were measured with another budget. Move these files away, or use their budget.')
+    where = next(iter(files.values())).parent
+    raise InputError(f'{", ".join(other)} in {where} were measured with another budget. Move them away, or use theirs.')
 
-# %% ../nbs/16_reproduce.ipynb #b3b3e201
+# %% ../nbs/16_reproduce.ipynb #0fba172d
 def _train_and_measure(name:str, file:Path, budget:Budget, root:Path, n_threads:int, report, changes:dict, kwargs:dict):
     "One run of the plan, from its warm-up to the file of its measures."
     report(f'{time.strftime("%H:%M")} {name}: training')
@@ -252,23 +253,26 @@ def _train_and_measure(name:str, file:Path, budget:Budget, root:Path, n_threads:
     report(f'{time.strftime("%H:%M")} {name}: measuring')
     write_atomic(file, json.dumps(dict(measure_run(run, **kwargs), budget=budget.to_dict())) + '\n')
 
+# %% ../nbs/16_reproduce.ipynb #b3b3e201
 def reproduce(
     budget:Budget,
     plan:dict,                # From `plan_runs`
     results:Path,             # Folder of the measures, a file a run
     root:Path,                # Folder of the runs themselves
     missing:bool=True,        # Train and measure what is missing; else only read
-    n_jobs:int=0,             # Runs at a time; 0 = one on a GPU, else one for each core
+    n_jobs:Whole=0,           # Runs at a time; 0 = one on a GPU, else one for each core
     report=print,
     **kwargs,                 # Of `measure_run`
 ) -> dict[str, dict]:
     "The measures of every run of the plan that is done."
-    files, cores = {name: Path(results)/f'{name}.json' for name in plan}, os.cpu_count() or 1
-    n_jobs = n_jobs or (1 if torch.cuda.is_available() else cores)
-    do, threads = [name for name in plan if missing and not files[name].exists()], max(1, cores // n_jobs)
-    with ThreadPoolExecutor(n_jobs) as pool:
-        list(pool.map(lambda seed: warm_up(budget, Path(root), seed, threads), sorted({plan[n].get('seed', 0) for n in do})))
-        list(pool.map(lambda n: _train_and_measure(n, files[n], budget, Path(root), threads, report, plan[n], kwargs), do))
+    files, cores, root = {name: Path(results)/f'{name}.json' for name in plan}, os.cpu_count() or 1, Path(root)
+    done, n_jobs = read_measures(budget, files), n_jobs or (1 if torch.cuda.is_available() else cores)
+    do = [name for name in plan if missing and name not in done]
+    def side_by_side(job, these):
+        at_a_time = max(1, min(n_jobs, len(these)))
+        with ThreadPoolExecutor(at_a_time) as pool: list(pool.map(lambda x: job(x, max(1, cores // at_a_time)), these))
+    side_by_side(lambda seed, n: warm_up(budget, root, seed, n), sorted({plan[name].get('seed', 0) for name in do}))
+    side_by_side(lambda name, n: _train_and_measure(name, files[name], budget, root, n, report, plan[name], kwargs), do)
     return read_measures(budget, files)
 
 # %% ../nbs/16_reproduce.ipynb #433a5890

@@ -383,7 +383,7 @@ def _gather(self:SearchSpace, table, fixed, paths):
     "Sum over layers of `table[layer, op]`, plus `fixed`, for all paths at once."
     paths = self.check(paths)
     flat, first = table.flatten(), torch.arange(self.n_layers) * self.n_ops        # where each layer begins in it
-    parts = torch.atleast_2d(paths).split(20_000)      # what is gathered stays in the processor's cache: 4 times as fast
+    parts = torch.atleast_2d(paths).split(20_000)      # what is gathered stays in the processor's cache
     costs = torch.cat([flat.index_select(0, (p + first).flatten()).view(p.shape).sum(-1) for p in parts]) + fixed
     return costs.view(paths.shape[:-1])
 

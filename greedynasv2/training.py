@@ -11,7 +11,7 @@ __all__ = ['RECIPES', 'DEMO', 'ASKED', 'LOCAL', 'META', 'WeightConfig', 'RoundCo
 # %% ../nbs/11_training.ipynb #ef61b0dc
 import dataclasses, json, math, threading, time, warnings
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -219,7 +219,7 @@ def held_out(self:Shrinker, paths:Tensor) -> Tensor:
 
 @patch
 def label(self:Shrinker, q:float) -> tuple[Tensor, Tensor, tuple]:
-    "P, the worst share q of each remembered round; U, ten times q m random paths; paths held out, and their places."
+    "P, the worst share q of each remembered round; U, ten times q m random paths; paths held out of both, and their places."
     paths, place = self.evaluated()
     m, n_weak = self.cfg.m, max(1, round(q * self.cfg.m))
     newest = {tuple(p): i // m for i, p in enumerate(paths.tolist())}                  # the last word on a path counts
@@ -227,24 +227,25 @@ def label(self:Shrinker, q:float) -> tuple[Tensor, Tensor, tuple]:
     paths, place = paths[now], place[now]
     held = self.held_out(paths)
     unlabelled = self.space.sample(10 * n_weak, generator(self.cfg.seed, 'unlabelled', self.n_rounds))
-    return paths[(place < n_weak / m) & ~held], unlabelled, (paths[held], place[held])
+    return paths[(place < n_weak / m) & ~held], unlabelled[~self.held_out(unlabelled)], (paths[held], place[held])
 
 # %% ../nbs/11_training.ipynb #3b9e7228
 @patch
-def skill(self:Shrinker, paths:Tensor, place:Tensor) -> tuple[float, float, float]:
-    "Mean place of the held-out paths that the filter keeps, its skill, and the standard error of that."
+def skill(self:Shrinker, paths:Tensor, place:Tensor) -> tuple[float, float, float]|None:
+    "Mean place of the held-out paths that the filter keeps, its skill, and the standard error of that; None = no choice."
     kept = place[~self.filt.is_weak(paths)]
-    if len(kept) in (0, len(paths)): return .5, 0., 0.                     # it makes no choice
+    if len(kept) in (0, len(paths)): return None
     mean, room = kept.mean().item(), 1 - len(kept) / len(paths)
-    return mean, (2 * mean - 1) / room, 2 * kept.std(correction=0).item() / len(kept)**.5 / room
+    return mean, (2 * mean - 1) / room, 2 * (12 * len(kept))**-.5 / room          # places have a variance of 1/12
 
 def _check_share(kept:float, q:float) -> str:
     "Why a filter should not be acted on, if it keeps far less than what was not labelled weak."
     few = kept < (1 - q) / 3
     return f'it keeps {kept:.1%} of all paths, where {1 - q:.1%} were not labelled weak.' if few else ''
 
-def _check_skill(now:tuple, before:tuple|None) -> str:
-    "Why a filter should not be acted on, if it has lost what the one before it knew; None = there was none before."
+def _check_skill(now:tuple|None, before:tuple|None) -> str:
+    "Why a filter should not be acted on, if it has lost what the one before it knew; None = nothing to judge by."
+    if now is None: return ''
     (mean, skill, error), (old_mean, old_skill, _) = now, before or (.5, 0., 0.)
     if mean > old_mean or before and skill >= old_skill - error: return ''
     other = 'guessing gives' if before is None else 'the filter before it has'
@@ -271,7 +272,7 @@ def learn(self:Shrinker, q:float, weak:Tensor, unlabelled:Tensor, held:tuple) ->
         weights, filt.rounds, filt.verdict = sound or (filt.state_dict(), 0, verdict)     # begin anew, if none was sound
         filt.load_state_dict(weights)
     return dict(steps=int(last.step), filter_loss=last.var_loss, valid_loss=last.get('valid_loss'),
-                place=now[0], skill=now[1], verdict=verdict)
+                place=now and now[0], skill=now and now[1], verdict=verdict)
 
 @patch
 def _recipe(self:Shrinker) -> FilterConfig:
@@ -283,11 +284,12 @@ def _recipe(self:Shrinker) -> FilterConfig:
 @patch
 def merge(self:Shrinker, unlabelled:Tensor, apply:Callable) -> int:
     "Merge ops that are alike; say what was done and what was not."
-    sim = similarity(self.filt)
-    self.log('similarity', round=self.n_rounds, matrices=[[[round(v, 4) for v in row] for row in m] for m in sim.tolist()])
+    sim, better = similarity(self.filt), better_ops(*self.memory, self.space)
+    self.log('similarity', round=self.n_rounds, matrices=[[[round(v, 4) for v in row] for row in m] for m in sim.tolist()],
+             better=(better & (sim > 0)).nonzero().tolist())
     if not self.cfg.op_shrinkage: return 0
     cap = self.cfg.max_merges or max(1, int(self.space.alive.sum()) // 10)
-    plan = plan_merges(sim, self.space, self.threshold, self.vetoes, cap, better=better_ops(*self.memory, self.space))
+    plan = plan_merges(sim, self.space, self.threshold, self.vetoes, cap, better=better)
     for row in plan.to_dict('records'): self.log('merge', round=self.n_rounds, **row)
     apply(plan)
     return int((plan.decision == 'merge').sum()) if len(plan) else 0
@@ -761,15 +763,16 @@ def train_worker(cfg:dict, space:str, device:str):
 def _train_together(cfg:TrainConfig, report:Callable|None, task:tuple|None) -> Run:
     "Train with several workers."
     part_of_batch(cfg.batch_size, procs_here(cfg, cfg.device) * cfg.n_nodes)
-    _, space = task or load_task(cfg)                          # a sentence about it comes sooner from here
+    space = (task or load_task(cfg))[1]                        # a sentence about it comes sooner from here
     cfg, folder = cfg.replace(run_dir=str(run_folder(cfg).absolute())), run_folder(cfg)
     there = cfg.resume and cfg.n_nodes == 1 and ended_run(folder, run_parameters(cfg), report)
     if there: return there
     orders = dict(cfg=cfg.to_dict(), space=get_space(cfg.space).to_json())
     try: launch('greedynasv2.training:train_worker', orders, cfg, cfg.device, report)
     except KeyboardInterrupt:                                  # the workers are gone, and could not say why
-        if cfg.node_rank == 0 and (folder/'config.json').exists():
-            Run.create(folder, run_parameters(cfg), space, resume=True).finish('stop', reason='interrupted')
+        with suppress(InputError):                             # nothing there, or another run
+            if cfg.node_rank == 0 and Run.open(folder).status == 'dead':
+                Run.create(folder, run_parameters(cfg), space, resume=True).finish('stop', reason='interrupted')
         raise
     return Run.open(folder)
 

@@ -133,6 +133,17 @@ def similar(self:RunData) -> dict[int, np.ndarray]:
     good = {int(r): m for (r, _), m in now.items() if m.ndim == 3 and m.shape[1:] == (n, n) and len(m)}
     return {r: m for r, m in sorted(good.items()) if len(m) == len(good[max(good)])}
 
+# %% ../nbs/15_widgets.ipynb #8ec3bbc4
+@patch
+def better(self:RunData) -> np.ndarray:
+    "Where, in the newest round, the first op of a pair did better than the second, like a matrix of `similar`."
+    better = np.zeros(next(reversed(self.similar().values())).shape, bool)
+    said = self.run.events('similarity', 1).get('better')
+    for pair in said.iloc[-1] if said is not None and isinstance(said.iloc[-1], list) else []:
+        fits = isinstance(pair, list) and [type(v) for v in pair] == [int]*3
+        if fits and all(0 <= v < n for v, n in zip(pair, better.shape)): better[tuple(pair)] = True
+    return better
+
 # %% ../nbs/15_widgets.ipynb #fdbe3a15
 @patch
 def alive(self:RunData, before:int|None=None) -> np.ndarray:
@@ -476,12 +487,12 @@ class MergesPanel(Panel):
     title = 'Merges'
 
     def ask(self) -> dict:
-        "What `plan_merges` needs to plan the newest round again: similarities, the space as it was, vetoes and cap."
+        "What `plan_merges` needs to plan the newest round again: similarities, the space as it was, vetoes, cap, better ops."
         similar = self.data.similar()
         if not similar: raise InputError('There has been no round with a sound filter yet.')
         space = self.data.space(before=max(similar))
         cap = self.data.run.config.get('max_merges')
-        return dict(sim=similar[max(similar)], space=space, vetoes=self.data.asked().vetoes,
+        return dict(sim=similar[max(similar)], space=space, vetoes=self.data.asked().vetoes, better=self.data.better(),
                     max_merges=cap if type(cap) is int and cap > 0 else max(1, int(space.alive.sum()) // 10))
 
 # %% ../nbs/15_widgets.ipynb #5c2670d9

@@ -1,5 +1,5 @@
 "What all tests share: the marker `slow`, and data files that a machine may lack."
-import os
+import os, time
 
 os.environ.setdefault('OMP_NUM_THREADS', '1')      # before torch is imported: runs repeat bit for bit at equal threads only
 
@@ -21,3 +21,11 @@ def data_file():
         pytest.skip(f'{name} is not on this machine. Put it{source and f" (from {source})"} into {cache_dir()}, '
                     'or into a folder of your own and name that folder in GREEDYNASV2_DATA.')
     return find
+
+
+def until(true, seconds, what):
+    "Wait until `true()`."
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f'{what}: not within {seconds} s'
+        time.sleep(.2)

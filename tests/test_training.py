@@ -11,7 +11,7 @@ from greedynasv2.spaces import get_space
 from greedynasv2.training import Shrinker, TrainConfig, Trainer, agreement, is_round, make_config, may_stop, train_supernet
 
 TOY = dict(space='toy', epochs=6, warmup_epochs=2, round_every=1, q_epochs=4, q_end=.8, image_size=16, n_train=320,
-           batch_size=16, lr=.03, m=150, n_valid=60, filter_dim=8, log_every=5, stop_rule='none')
+           batch_size=16, lr=.03, m=190, n_valid=60, filter_dim=8, log_every=5, stop_rule='none')
 
 
 def toy(folder, **changes):
@@ -174,7 +174,7 @@ def test_rounds_label_learn_and_follow_q():
     space, shrinker, events = rounds_of(4, op_shrinkage=False)
     rounds = events[events.kind == 'round']
     assert not rounds.verdict.any() and rounds.u.notna().tolist() == [False, True, True, True]
-    assert rounds.n_weak.tolist() == [round(q * 150) for q in rounds.q]
+    assert (rounds.n_weak / (rounds.q * rounds.m)).between(.7, .95).all()                 # the others are held out
     assert (rounds.kept - (1 - rounds.q)).abs().max() < .25 and rounds.kept.iloc[-1] < rounds.kept.iloc[0]
     assert not (events.kind == 'merge').any() and space.alive.all()
 
@@ -303,18 +303,41 @@ def test_rounds_remember():
     shrinker = Shrinker(TrainConfig(m=100, memory=2), space, lambda p: Scores(p.sum(1).float(), p.sum(1).float()))
     for round_, q in enumerate((.5, .6, .7)):
         shrinker.n_rounds = round_
-        weak, unlabelled, good = shrinker.label(q)
-        assert len(unlabelled) == round(10 * q * 100)
-    assert len(shrinker.memory[0]) == 200 and 195 <= len(weak) + len(good) <= 200
-    assert weak.sum(1).float().min() >= good.sum(1).float().max() - 1            # high sums are the worst, whatever the round
+        weak, unlabelled, (held, place) = shrinker.label(q)
+        assert .7 < len(unlabelled) / round(10 * q * 100) < .9                   # the others are held out
+    assert len(shrinker.memory[0]) == 200 and .65 * 160 < len(weak) < .75 * 180 and 20 <= len(held) <= 60
+    assert weak.sum(1).float().min() >= held[place >= .7].sum(1).float().max() - 1   # high sums are the worst, whatever the round
+    assert shrinker.held_out(held).all() and not shrinker.held_out(torch.cat([weak, unlabelled])).any()
     space.drop(0, 2)
     shrinker.n_rounds = 3
-    weak, _, good = shrinker.label(.7)
-    assert (torch.cat([weak, good])[:, 0] != 2).all() and len(weak) + len(good) < 200
+    weak, _, (held, _) = shrinker.label(.7)
+    assert (torch.cat([weak, held])[:, 0] != 2).all() and len(weak) + len(held) < 150
 
 
 def test_a_filter_that_lost_what_the_last_one_knew_is_not_acted_on():
-    "Good paths that it keeps no more often than any speak against it."
-    from greedynasv2.training import _check_lift
-    assert _check_lift(9., 10.) == '' and _check_lift(1.5, None) == ''
-    assert 'the filter before it 9.0 times as often' in _check_lift(1., 9.) and '0.5 times as often as any path' in _check_lift(.5, None)
+    "It has to keep better paths, or to choose as well; what cannot be judged passes."
+    from greedynasv2.training import _check_share, _check_skill
+    old = .92, .93, .05
+    assert all(_check_skill(now, old) == '' for now in [(.93, .80, .05), (.80, .90, .05), None])
+    assert 'mean place 0.83, its skill is 0.70 (± 0.08); the filter before it has 0.92 and 0.93' in _check_skill((.83, .70, .08), old)
+    assert _check_skill((.51, .02, .05), None) == '' and 'guessing gives 0.50' in _check_skill((.49, -.02, .05), None)
+    assert _check_share(.04, .9) == '' and 'keeps 3.0% of all paths, where 10.0%' in _check_share(.03, .9)
+
+
+def test_a_filter_is_judged_by_what_it_keeps_of_the_paths_that_were_held_out():
+    "Skill is 1 for the best share, whatever it is, 0 on average for a random one; all or nothing is no choice."
+    shrinker = Shrinker(TrainConfig(m=100), get_space('toy'), None)
+    paths, place = torch.arange(500)[:, None].expand(-1, 4), torch.arange(500) / 500
+    for share in (.05, .3, .9):
+        shrinker.filt.is_weak = lambda p: p[:, 0] < 500 * (1 - share)
+        mean, skill, error = shrinker.skill(paths, place)
+        assert abs(mean - (1 - share / 2)) < .01 and abs(skill - 1) < .03 and error > 0
+    guesses = []
+    for seed in range(40):
+        shrinker.filt.is_weak = lambda p: torch.rand(len(p), generator=torch.Generator().manual_seed(seed)) > .2
+        guesses.append(shrinker.skill(paths, place))
+    skills = torch.tensor([g[1] for g in guesses])
+    assert skills.mean().abs() < .03 and .5 < skills.std() / guesses[0][2] < 1.5     # the error is what it says
+    for everything in (True, False):
+        shrinker.filt.is_weak = lambda p: torch.full((len(p),), everything)
+        assert shrinker.skill(paths, place) is None

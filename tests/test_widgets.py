@@ -7,6 +7,7 @@ import pytest
 from PIL import Image, ImageStat
 
 from browser import ROOT, chromium, jupyter_lab, missing, notebook, open_notebook, photograph, run_cells
+from conftest import until
 from greedynasv2.runs import Run
 from greedynasv2.spaces import get_space
 from greedynasv2.widgets import Dashboard, RunData, Watch, WatchFilter, measure_events, write_events
@@ -15,7 +16,7 @@ COMPANIONS = 'watch_filter', 'watch_similarity', 'watch_merges'
 needs_browser = pytest.mark.skipif(bool(missing()), reason=missing() or 'there is a browser')
 HTML = '<img src=x onerror="window.hacked=1">'
 # A round every second epoch, and no merge before somebody asks for one: it lasts until it is stopped
-SLOW_TOY = dict(space='toy', epochs=2000, warmup_epochs=3, round_every=2, n_train=320, batch_size=32, m=150, n_valid=100,
+SLOW_TOY = dict(space='toy', epochs=2000, warmup_epochs=3, round_every=2, n_train=320, batch_size=32, m=190, n_valid=100,
                 filter_dim=8, merge_threshold=1., stop_rule='none')
 # `make pictures`: where README's pictures go. They show a real run: the demo with ten rounds instead of five, and a lower
 # threshold, because at 0.8 a filter of 16 values merges nothing in so short a run
@@ -30,14 +31,6 @@ def papermill(name, out, folder, **parameters):
     with open(Path(f'{out}.log'), 'wb') as log:
         return subprocess.Popen([sys.executable, '-m', 'papermill', '--no-progress-bar', str(ROOT/f'nbs/{name}.ipynb'), str(out), *given],
                                 cwd=folder, env=env, stdout=log, stderr=log)
-
-
-def until(true, seconds, what):
-    "Wait until `true()`."
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f'{what}: not within {seconds} s'
-        time.sleep(.2)
 
 
 def hostile(folder):
@@ -370,12 +363,12 @@ def test_pictures(stage, tmp_path):
         for name, slider, key, times in moves:
             for _ in range(times): press(stage.pages[name], slider, key)
         for page in stage.pages.values(): page.wait_for_timeout(2000)
+    assert stage.run.status == 'running'
     for name in COMPANIONS:
         stage.pages[name].bring_to_front()
         dark, light = (Image.open(f).convert('L') for f in photograph(stage.pages[name], Path(PICTURES or tmp_path)/name))
         assert min(light.size) > 300 and len(light.getcolors(256)) > 100                     # something is drawn
         assert ImageStat.Stat(light).mean[0] > 200 > 100 > ImageStat.Stat(dark).mean[0]       # figures and all
-    assert stage.run.status == 'running'
 
 
 @needs_browser

@@ -13,8 +13,8 @@ from greedynasv2.supernet import SuperNet, SupernetEvaluator, step_path
 from greedynasv2.training import TrainConfig, Trainer, learning_rate, make_config, train_supernet
 from greedynasv2.workers import Spread, WorkerConfig, WorkerError, launch, lead, reduce_gradients, world
 
+from conftest import until
 from test_training import start
-from test_widgets import until
 
 HERE = Path(__file__).resolve().parent
 SHORT = dict(space='toy', method='spos', epochs=5, image_size=16, n_train=160, batch_size=16, lr=.03, m=40, n_valid=60, filter_dim=8,
