@@ -62,7 +62,7 @@ class RoundConfig:
     round_every: Count = 5            # t: epochs from round to round
     m: Count = 1000                   # paths evaluated in a round (ours)
     n_valid: Count = 1000             # images they are evaluated on (ours)
-    memory: Count = 4                 # rounds whose evaluated paths are learned from, this one included (ours; paper: 1)
+    memory: Count = 6                 # rounds whose evaluated paths are learned from, this one included (ours; paper: 1)
     q_start: Share = .5               # weak path prior in the first round
     q_end: Share = .99                # and after q_epochs more epochs
     q_epochs: Count = 90
