@@ -138,7 +138,7 @@ def similar(self:RunData) -> dict[int, np.ndarray]:
 def better(self:RunData) -> np.ndarray:
     "Where, in the newest round, the first op of a pair did better than the second, like a matrix of `similar`."
     better = np.zeros(next(reversed(self.similar().values())).shape, bool)
-    said = self.run.events('similarity', 1).get('better')
+    said = self.run.events('similarity', 200).get('better')
     for pair in said.iloc[-1] if said is not None and isinstance(said.iloc[-1], list) else []:
         fits = isinstance(pair, list) and [type(v) for v in pair] == [int]*3
         if fits and all(0 <= v < n for v, n in zip(pair, better.shape)): better[tuple(pair)] = True

@@ -134,6 +134,15 @@ def test_a_run_in_this_kernel_and_a_resumed_one(tmp_path):
     run.close()
 
 
+def test_what_if_knows_ops_that_did_better(tmp_path):
+    "Pairs of the newest round, as training logs them; what makes no sense is left out."
+    run = Run.create(tmp_path/'run', dict(seed=0), get_space('toy'))
+    for r in range(2): run.log('similarity', round=r, matrices=[[[.9]*4]*4]*4, better=[[0, 3, 1], [9, 9, 9], 'x', [0, 1]] if r else 7)
+    run.close()
+    data = RunData(tmp_path/'run')
+    assert data.better().sum() == data.better()[0, 3, 1] == 1
+
+
 @pytest.mark.slow
 def test_a_million_events(tmp_path, capsys):
     "A watcher opens a run of a million steps in seconds, looks again in a fraction of one, and sends little to the page."
