@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from .core import Amount, Count, InputError, Whole, config, generator, project_dir, write_atomic
+from .core import Amount, Count, InputError, Share, Whole, config, generator, project_dir, write_atomic
 from .nasbench import macro_evaluator, macro_rank
 from .nsga2 import run_evaluator, search
 from .runs import Run
@@ -37,11 +37,15 @@ class Budget:
     epochs: Count = 12
     warmup_epochs: Count = 3          # uniform paths, done once for all methods of a seed
     round_every: Count = 1            # epochs
-    q_epochs: Count = 7               # over which q rises from 0.5 to 0.99
-    m: Count = 250                    # paths evaluated in a round
-    n_valid: Count = 256              # images they are evaluated on
+    q_epochs: Count = 4               # over which q rises
+    q_end: Share = .95                # of 400 paths, 20 are not called weak then
+    m: Count = 400                    # paths evaluated in a round
+    n_valid: Count = 200              # images they are evaluated on
     filter_dim: Count = 32            # H
-    lr: Amount = .05                  # at 128 images a step
+    lr: Amount = .15                  # at 128 images a step
+    momentum: Share = 0.              # what an op remembers would come from paths long gone
+    label_smoothing: Share = 0.
+    aligned: bool = True              # ops of a layer start as nearly one function
 
 # %% ../nbs/16_reproduce.ipynb #31c0afe5
 METHODS = 'spos', 'greedynas', 'greedynasv2'
