@@ -42,7 +42,9 @@ class Budget:
     m: Count = 400                    # paths evaluated in a round
     n_valid: Count = 200              # images they are evaluated on
     filter_dim: Count = 32            # H
-    lr: Amount = .15                  # at 128 images a step
+    lr: Amount = .1                   # at 128 images a step
+    lr_warmup: Whole = 100            # steps
+    clip: Amount = 2.                 # largest norm of the gradient
     momentum: Share = 0.              # what an op remembers would come from paths long gone
     label_smoothing: Share = 0.
     aligned: bool = True              # ops of a layer start as nearly one function
