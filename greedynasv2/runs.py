@@ -826,13 +826,18 @@ def keep_filter(self:Run, round:int, filt:PathFilter):
         filt.save(self.folder/'filters'/f'{round:03d}.safetensors')
 
 @patch
-def filter_at(self:Run, round:int) -> PathFilter:
-    "The filter that was acted on after `round`, with the ops that were left then."
+def space_at(self:Run, round:float=math.inf) -> SearchSpace:
+    "The space with the ops that were left after `round`, as the events tell it: no checkpoint is needed."
     space, merges = SearchSpace.from_spec(self.about['space']), self.events('merge')
     names = [op.name for op in space.ops]
     for m in merges.itertuples() if len(merges) else []:
         if m.decision == 'merge' and m.round <= round: space.drop(int(m.layer), names.index(m.removed))
-    return PathFilter.load(self.folder/'filters'/f'{round:03d}.safetensors', space)
+    return space
+
+@patch
+def filter_at(self:Run, round:int) -> PathFilter:
+    "The filter that was acted on after `round`, with the ops that were left then."
+    return PathFilter.load(self.folder/'filters'/f'{round:03d}.safetensors', self.space_at(round))
 
 
 # %% ../nbs/10_runs.ipynb #8758ae01

@@ -271,8 +271,17 @@ def learn(self:Shrinker, q:float, weak:Tensor, unlabelled:Tensor, held:tuple) ->
         self.log('warning', round=self.n_rounds, message=f'The filter of round {self.n_rounds} is not acted on: {verdict}')
         weights, filt.rounds, filt.verdict = sound or (filt.state_dict(), 0, verdict)     # begin anew, if none was sound
         filt.load_state_dict(weights)
+        if before: self._tighten(q, unlabelled, held, before[0])
     return dict(steps=int(last.step), filter_loss=last.var_loss, valid_loss=last.get('valid_loss'),
                 place=now and now[0], skill=now and now[1], verdict=verdict)
+
+@patch
+def _tighten(self:Shrinker, q:float, unlabelled:Tensor, held:tuple, place:float):
+    "Let an older filter keep only a share 1 - q, if the held-out paths that it then keeps have a better mean place."
+    as_it_was = self.filt.log_phi_max.clone()
+    self.filt.tighten(unlabelled, 1 - q)
+    now = self.skill(*held)
+    if now is None or now[0] <= place: self.filt.log_phi_max.copy_(as_it_was)
 
 @patch
 def _recipe(self:Shrinker) -> FilterConfig:
@@ -311,7 +320,7 @@ def round(self:Shrinker, epoch:int, apply:Callable|None=None) -> dict:
         if before is not None and not facts['verdict']: facts |= dict(zip(('u', 'kappa'), agreement(before, after)))
         facts |= dict(kept=1 - after.float().mean().item(), phi=phi.histc(20, 0, 1).long().tolist(), merged=0)
         if not facts['verdict']: facts['merged'] = self.merge(unlabelled, apply or (lambda p: apply_merges(p, space)))
-        if facts['merged'] or facts['verdict']: self.filt.normalise(unlabelled)     # else training has done so
+        if facts['merged']: self.filt.normalise(unlabelled)
     for sampler in (self.uniform, self.sampler): sampler.refresh()
     facts |= dict(ops=int(space.alive.sum()), log10_size=math.log10(space.size), stop=may_stop(cfg, facts))
     self.log('round', **facts)

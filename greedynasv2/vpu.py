@@ -111,6 +111,13 @@ def normalise(self:PathFilter, unlabelled:Tensor):
     alive = unlabelled[~self.uses_dropped(self.space.check(unlabelled))]
     if len(alive): self.log_phi_max.copy_(self.log_phi(alive).max())
 
+@patch
+def tighten(self:PathFilter, unlabelled:Tensor, share:float):
+    "Keep no more than this `share` of the unlabelled paths: those with the smallest Phi."
+    log_phi = self.log_phi(unlabelled).sort().values
+    k = max(1, round(share * len(log_phi)))
+    self.log_phi_max.clamp_(max=log_phi[k - 1:k + 1].mean() + math.log(2))      # weak: Phi above half of this
+
 # %% ../nbs/07_vpu.ipynb #7491a0f3
 @patch
 def prob(
