@@ -251,7 +251,7 @@ def __call__(self:Remembered, paths:Tensor) -> Scores:
     paths = torch.atleast_2d(paths)
     names = self.space.decode(paths, compact=True)
     missing = paths[[i for i, n in enumerate(names) if n not in self.known]].unique(dim=0)      # sorted: prefixes stay together
-    for part in missing.split(self.chunk):
+    for part in missing.split(self.chunk) if len(missing) else []:
         scores = checked(self.evaluate(part), len(part))
         rows = list(zip(self.space.decode(part, compact=True), scores.loss.tolist(), scores.acc.tolist()))
         self.known.update({name: (loss, acc) for name, loss, acc in rows})

@@ -1,32 +1,48 @@
 "The reproduction on a tiny budget: digits instead of CIFAR-10, everything else as it is."
-import json
+import shutil
 
 import pytest
 
 from greedynasv2.core import find_data
-from greedynasv2.reproduce import Budget, claims, reproduce
+from greedynasv2.reproduce import Budget, claims, reproduce, reproduce_growth
 from greedynasv2.runs import Run
 
-TINY = Budget(data='digits', image_size=8, n_train=320, batch_size=32, epochs=4, warmup_epochs=2, q_epochs=2, m=60, n_valid=40, filter_dim=8)
+TINY = Budget(data='digits', image_size=8, n_train=320, batch_size=32, epochs=4, warmup_epochs=2, q_epochs=2, m=60, n_valid=40,
+              filter_dim=8, lr_warmup=0)
 PLAN = {'spos-0': dict(method='spos', seed=0), 'greedynasv2-0': dict(method='greedynasv2', seed=0)}
+quiet = lambda line: None
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not find_data('nas-bench-macro_cifar10.json'), reason='nas-bench-macro_cifar10.json is not on this machine')
 def test_a_plan_is_carried_out_once(tmp_path):
-    "Both runs begin from one warm-up, are measured, and are not trained again; what is half done goes on."
+    "Both runs begin from one warm-up, are measured, and are not trained again; measures need no weights."
     few = dict(n_images=40, n_evals=20, n_random=20, share=.01, n_boot=10)
-    done = reproduce(TINY, PLAN, tmp_path/'results', tmp_path/'runs', report=lambda line: None, **few)
+    where = tmp_path/'results', tmp_path/'runs'
+    done = reproduce(TINY, PLAN, *where, report=quiet, **few)
     assert list(done) == list(PLAN)
     for name, m in done.items():
         steps = Run.open(tmp_path/'runs'/name).events('step')
-        assert steps.step.min() > 20 and m['ranks']['epoch'] == [2, 3]                # the warm-up was done elsewhere
+        assert steps.step.min() > 20 and m['ranks'].epoch.tolist() == [2, 3]              # the warm-up was done elsewhere
     assert [len(Run.open(tmp_path/'runs'/name).events('round')) for name in PLAN] == [0, 2]
     table = claims(done).set_index('claim').ours
     assert float(table['percentile rank of trained paths, spos (%)']) > 20
     assert table['percentile rank of trained paths, greedynas (%)'] == 'not measured yet'
+    (tmp_path/'results'/'spos-0'/'results.json').unlink()                                 # killed while it was handed in
     lines = []
-    assert reproduce(TINY, PLAN, tmp_path/'results', tmp_path/'runs', report=lines.append) == done and not lines
-    (tmp_path/'results'/'spos-0.json').unlink()                                        # killed while it was being measured
-    again = reproduce(TINY, PLAN, tmp_path/'results', tmp_path/'runs', report=lines.append, **few)
-    assert again['spos-0']['top'] == done['spos-0']['top'] and json.dumps(again['greedynasv2-0']) == json.dumps(done['greedynasv2-0'])
+    again = reproduce(TINY, PLAN, *where, report=lines.append, **few)
+    assert len(lines) == 2 and again['spos-0']['tau'] == done['spos-0']['tau']
+    shutil.rmtree(tmp_path/'runs')
+    assert claims(reproduce(TINY, PLAN, *where, report=lines.append, **few)).equals(claims(done)) and len(lines) == 2
+
+
+def test_larger_spaces(tmp_path):
+    "The networks found, and pairs of ops in the first space, once both its runs are there."
+    where, budget = (tmp_path/'results', tmp_path/'runs'), lambda space: TINY.replace(space=space, image_size=16)
+    how = dict(spaces=('toy',), budget=budget, n_images=40, n_evals=10, pairs=dict(n_images=20, n_calibration=20, n=2, n_paths=5))
+    assert reproduce_growth(*where, missing=False, **how) == ({'toy': {}}, None)
+    grown, pairs = reproduce_growth(*where, report=quiet, **how)
+    assert [0 <= m['found']['acc'] <= 100 for m in grown['toy'].values()] == [True, True]
+    shutil.rmtree(tmp_path/'runs')
+    _, again = reproduce_growth(*where, missing=False, **how)
+    assert (pairs is None and again is None) or again.equals(pairs)
