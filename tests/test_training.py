@@ -341,3 +341,22 @@ def test_a_filter_is_judged_by_what_it_keeps_of_the_paths_that_were_held_out():
     for everything in (True, False):
         shrinker.filt.is_weak = lambda p: torch.full((len(p),), everything)
         assert shrinker.skill(paths, place) is None
+
+
+def test_an_older_filter_that_stands_in_is_tightened_if_held_out_paths_agree():
+    "It keeps the share 1 - q that it likes best, and what it kept before where that would be worse."
+    space = get_space('toy')
+    shrinker, paths = Shrinker(TrainConfig(m=100), space, None), space.sample(2000, torch.Generator().manual_seed(0))
+    shrinker.filt.log_phi = lambda p: (p * torch.tensor([1., 1.3, 1.7, 2.1])).sum(1) - 100      # high sums are weak
+    value = shrinker.filt.log_phi(paths)
+    shrinker.filt.log_phi_max.fill_(value.median() + torch.tensor(2.).log())
+    kept = lambda: 1 - shrinker.filt.is_weak(paths).float().mean().item()
+    place = (-value).argsort().argsort() / len(value)                  # the truth agrees
+    half = kept()
+    shrinker._tighten(.9, paths, (paths, 1 - place), shrinker.skill(paths, 1 - place)[0])
+    assert kept() == half                                              # the truth is the other way round: as before
+    for q in (.7, .9):
+        shrinker._tighten(q, paths, (paths, place), shrinker.skill(paths, place)[0])
+        assert .8 * (1 - q) < kept() < 1.2 * (1 - q)
+    shrinker._tighten(.6, paths, (paths, place), shrinker.skill(paths, place)[0])
+    assert kept() < .12                                                # never looser
