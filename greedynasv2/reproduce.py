@@ -103,7 +103,8 @@ def train_run(name:str, budget:Budget, root:Path, n_threads:int=0,
     **changes,            # From `plan_runs`
 ) -> Run:
     "Train, or go on with, one run of the plan, after the warm-up of its seed."
-    seed = changes.get('seed', 0)
+    seed, there = changes.get('seed', 0), (root/name/'config.json').exists() and Run.open(root/name)
+    if there and there.status == 'ended': return there
     run_notebook('train_supernet', root/f'{name}.ipynb', n_threads, **{**_shared(budget, seed), **changes},
                  run_dir=root/name, warm_from=warm_up(budget, root, seed, n_threads))
     return Run.open(root/name)
