@@ -11,8 +11,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT/'tests')]
 from browser import chromium
 
+from greedynasv2.reproduce import plot_tau, rank_curves
 from greedynasv2.spaces import GREEDYNAS_B, get_space
-from greedynasv2.viz import COLOURS, plot_path, plot_space
+from greedynasv2.viz import COLOURS, plot_curves, plot_path, plot_space
 
 IMG = ROOT/'docs'/'img'
 
@@ -51,7 +52,21 @@ def space():
 def benchmark(): return plot_benchmark(json.loads((ROOT/'results'/'benchmark.json').read_text()))
 
 
-FIGURES = dict(path=path, space=space, benchmark=benchmark)
+def _reproduced(key):
+    "One part of what was measured about every run of the reproduction that differs from the others."
+    runs = json.loads((ROOT/'results'/'nasbench_macro.json').read_text())['runs']
+    return {name: run[key] for name, run in runs.items()}
+
+
+def ranks():
+    return plot_curves(rank_curves(_reproduced('rank')), 'epoch', 'mean percentile rank (0 is best)',
+                       'Paths that were trained, ranked by the truth').update_layout(height=400)
+
+
+def tau(): return plot_tau(_reproduced('tau')).update_layout(height=360)
+
+
+FIGURES = dict(path=path, space=space, benchmark=benchmark, ranks=ranks, tau=tau)
 
 
 def main(*names):
