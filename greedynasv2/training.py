@@ -119,7 +119,7 @@ RECIPES = dict(
               augment='none', aligned=True, warmup_epochs=8, round_every=4, m=800, n_valid=128, q_end=.8, q_epochs=12,
               filter_dim=16, merge_threshold=.7, memory=1))
 DEMO = dict(                                       # what a space asks for beyond that
-    res50se=dict(lr=.05), toy=dict(width=1., image_size=16),
+    res50se=dict(lr=.05, memory=4), toy=dict(width=1., image_size=16),
     mbse_mix_shuffle=dict(epochs=40, warmup_epochs=11, round_every=6, q_epochs=17, m=600, memory=4))
 
 def choose_recipe(recipe:str='', data:str='digits', space:str='mbse', **others) -> str:
