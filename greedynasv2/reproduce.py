@@ -39,21 +39,20 @@ class Budget:
     data: str = 'cifar10'
     image_size: Count = 24            # pixels; the truth was measured at 32
     n_train: Whole = 0                # training images; 0 = all 45,000 that are not held out
-    batch_size: Count = 32
-    epochs: Count = 14
-    warmup_epochs: Count = 3          # uniform paths, done once for all methods of a seed
+    batch_size: Count = 64
+    epochs: Count = 12
+    warmup_epochs: Count = 2          # uniform paths, done once for all methods of a seed
     round_every: Count = 1            # epochs
     q_epochs: Count = 3               # over which q rises
     q_end: Share = .95                # of 400 paths, 20 are not called weak then
     m: Count = 400                    # paths evaluated in a round
     n_valid: Count = 200              # images they are evaluated on
     filter_dim: Count = 32            # H
-    lr: Amount = .05
+    lr: Amount = .03
     lr_warmup: Whole = 100            # steps
-    clip: Amount = 5.                 # largest norm of the gradient
-    momentum: Share = 0.              # what an op remembers would come from paths long gone
     label_smoothing: Share = 0.
     aligned: bool = True              # ops of a layer start as nearly one function
+    head_scale: Amount = .25          # the classifier sees small features first
 
 # %% ../nbs/16_reproduce.ipynb #31c0afe5
 METHODS = 'spos', 'greedynas', 'greedynasv2'

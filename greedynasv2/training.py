@@ -52,6 +52,7 @@ class WeightConfig:
     clip: Amount = 0.                 # largest norm of the gradient; 0 = no limit
     augment: Literal['', 'none', 'shift', 'shift_flip', 'crop_flip'] = ''      # of training images; '' = as fits the data
     aligned: bool = False             # let the ops of a layer start as nearly one function (`SuperNet.align`, ours)
+    head_scale: Amount = 1.           # first scale of the features that the classifier sees (ours; paper: 1)
 
 # %% ../nbs/11_training.ipynb #1d8c450f
 @config
@@ -419,6 +420,7 @@ def _build(self:Trainer, checkpoint):
     with seeded(cfg.seed, 'first weights'):
         self.net = SuperNet(self.space)
         if cfg.aligned: self.net.align()
+        for m in batch_norms(self.net.head): nn.init.constant_(m.weight, cfg.head_scale)
     self.net.to(device, memory_format=torch.channels_last)
     self.optimizer = torch.optim.SGD(self.net.parameters(), lr=cfg.lr, momentum=cfg.momentum,
                                      weight_decay=cfg.weight_decay, fused=True)
