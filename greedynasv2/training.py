@@ -99,7 +99,8 @@ class TrainConfig(LoopConfig, RoundConfig, WeightConfig, WorkerConfig):
     def check(self):
         super().check()
         if self.q_start > self.q_end: raise InputError(f'q rises: q_start {self.q_start} is above q_end {self.q_end}.')
-        if self.width == 0: raise InputError('width is 0.0; it must be above 0.')
+        for name in ('width', 'head_scale'):
+            if getattr(self, name) == 0: raise InputError(f'{name} is 0.0; it must be above 0.')
         for name in ('batch_size', 'n_valid'):
             if getattr(self, name) < 2: raise InputError(f'{name} is 1; batch norm needs at least 2 images.')
         if self.warm_from and self.method == 'fairnas': raise InputError('FairNAS has no warm-up to take from another run (warm_from).')

@@ -8,6 +8,7 @@ import torch
 from greedynasv2.core import InputError, Scores
 from greedynasv2.runs import Run, same_events, write_control
 from greedynasv2.spaces import get_space
+from greedynasv2.supernet import batch_norms
 from greedynasv2.training import Shrinker, TrainConfig, Trainer, agreement, is_round, make_config, may_stop, train_supernet
 
 TOY = dict(space='toy', epochs=6, warmup_epochs=2, round_every=1, q_epochs=4, q_end=.8, image_size=16, n_train=320,
@@ -360,3 +361,11 @@ def test_an_older_filter_that_stands_in_is_tightened_if_held_out_paths_agree():
         assert .8 * (1 - q) < kept() < 1.2 * (1 - q)
     shrinker._tighten(.6, paths, (paths, place), shrinker.skill(paths, place)[0])
     assert kept() < .12                                                # never looser
+
+
+def test_the_classifier_may_see_small_features_first(tmp_path):
+    "`head_scale` is where the batch norm before the classifier starts; blocks are left alone."
+    nets = [Trainer(toy(tmp_path/f'{scale}', head_scale=scale), None).net for scale in (1., .25)]
+    assert [batch_norms(net.head)[-1].weight.unique().tolist() for net in nets] == [[1.], [.25]]
+    assert all(torch.equal(a, b) for a, b in zip(nets[0].layers.parameters(), nets[1].layers.parameters()))
+    with pytest.raises(InputError, match='head_scale is 0.0; it must be above 0'): toy(tmp_path, head_scale=0.)
