@@ -213,6 +213,7 @@ def about_run(run:Run) -> dict:
     return dict(config=run.config, commit=run.about.get('commit'), results=run.results, most_similar=most_similar(run),
                 step_seconds=float(steps.seconds.sum()), seconds=float(t.max() - t.min()))
 
+# %% ../nbs/16_reproduce.ipynb #6c1740a6
 def measure_run(
     run:Run,                  # Of NAS-Bench-Macro
     n_images:int=1000, n_evals:int=200,
@@ -458,6 +459,7 @@ def _pair_rows(pairs:pd.DataFrame|None) -> list[tuple]:
     return [(f'{kind} pairs of ops: similarity; Spearman; Kendall (%)', text, 'not measured yet' if pairs is None else said(kind))
             for kind, text in paper.items()]
 
+# %% ../nbs/16_reproduce.ipynb #af4b3538
 def claims(
     done:dict,                        # From `reproduce`
     grown:dict|None=None,             # From `reproduce_growth`, as the next

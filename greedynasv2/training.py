@@ -277,6 +277,7 @@ def learn(self:Shrinker, q:float, weak:Tensor, unlabelled:Tensor, held:tuple) ->
     return dict(steps=int(last.step), filter_loss=last.var_loss, valid_loss=last.get('valid_loss'),
                 place=now and now[0], skill=now and now[1], verdict=verdict)
 
+# %% ../nbs/11_training.ipynb #9416c2b7
 @patch
 def _tighten(self:Shrinker, q:float, unlabelled:Tensor, held:tuple, place:float):
     "Let an older filter keep only a share 1 - q, if the held-out paths that it then keeps have a better mean place."
