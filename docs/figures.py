@@ -53,7 +53,7 @@ def benchmark(): return plot_benchmark(json.loads((ROOT/'results'/'benchmark.jso
 
 
 def _reproduced(key):
-    "One part of what was measured about every run of the reproduction that differs from the others."
+    "One part of what was measured about every run of the reproduction."
     runs = json.loads((ROOT/'results'/'nasbench_macro.json').read_text())['runs']
     return {name: run[key] for name, run in runs.items()}
 
@@ -66,7 +66,8 @@ def ranks():
 def tau(): return plot_tau(_reproduced('tau')).update_layout(height=360)
 
 
-FIGURES = dict(path=path, space=space, benchmark=benchmark, ranks=ranks, tau=tau)
+FIGURES = dict(path=path, space=space, benchmark=benchmark)
+if (ROOT/'results'/'nasbench_macro.json').exists(): FIGURES |= dict(ranks=ranks, tau=tau)
 
 
 def main(*names):

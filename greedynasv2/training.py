@@ -52,7 +52,7 @@ class WeightConfig:
     clip: Amount = 0.                 # largest norm of the gradient; 0 = no limit
     augment: Literal['', 'none', 'shift', 'shift_flip', 'crop_flip'] = ''      # of training images; '' = as fits the data
     aligned: bool = False             # let the ops of a layer start as nearly one function (`SuperNet.align`, ours)
-    head_scale: Amount = 1.           # first scale of the features that the classifier sees (ours; paper: 1)
+    head_scale: Amount = 1.           # first scale of the features that the classifier sees (ours; no effect in res50se, which has no head)
 
 # %% ../nbs/11_training.ipynb #1d8c450f
 @config

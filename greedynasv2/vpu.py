@@ -113,10 +113,11 @@ def normalise(self:PathFilter, unlabelled:Tensor):
 
 @patch
 def tighten(self:PathFilter, unlabelled:Tensor, share:float):
-    "Keep no more than this `share` of the unlabelled paths: those with the smallest Phi."
+    "Keep about this `share` of the unlabelled paths, those with the smallest Phi, or what is kept already, if that is less."
     log_phi = self.log_phi(unlabelled).sort().values
-    k = max(1, round(share * len(log_phi)))
-    self.log_phi_max.clamp_(max=log_phi[k - 1:k + 1].mean() + math.log(2))      # weak: Phi above half of this
+    last = log_phi[max(1, round(share * len(log_phi))) - 1]                    # the threshold lies between it and the next
+    edge = (last + log_phi[log_phi > last][:1].sum()) / 2 if last < log_phi[-1] else last
+    self.log_phi_max.clamp_(max=edge + math.log(2))                            # weak: Phi above half of this
 
 # %% ../nbs/07_vpu.ipynb #7491a0f3
 @patch

@@ -10,6 +10,7 @@ from greedynasv2.runs import Run, same_events, write_control
 from greedynasv2.spaces import get_space
 from greedynasv2.supernet import batch_norms
 from greedynasv2.training import Shrinker, TrainConfig, Trainer, agreement, is_round, make_config, may_stop, train_supernet
+from greedynasv2.vpu import FilterConfig
 
 TOY = dict(space='toy', epochs=6, warmup_epochs=2, round_every=1, q_epochs=4, q_end=.8, image_size=16, n_train=320,
            batch_size=16, lr=.03, m=190, n_valid=60, filter_dim=8, log_every=5, stop_rule='none')
@@ -369,3 +370,18 @@ def test_the_classifier_may_see_small_features_first(tmp_path):
     assert [batch_norms(net.head)[-1].weight.unique().tolist() for net in nets] == [[1.], [.25]]
     assert all(torch.equal(a, b) for a, b in zip(nets[0].layers.parameters(), nets[1].layers.parameters()))
     with pytest.raises(InputError, match='head_scale is 0.0; it must be above 0'): toy(tmp_path, head_scale=0.)
+
+
+def test_a_round_that_teaches_nothing_leaves_the_older_filter_tightened(monkeypatch):
+    "The filter of the round before stays, keeps no more than it should at the new q, and nothing is merged."
+    _, shrinker, events = rounds_of(1)
+    assert shrinker.filt.rounds == 1 and not shrinker.filt.verdict
+    before = {k: v.clone() for k, v in shrinker.filt.state_dict().items()}
+    monkeypatch.setattr('greedynasv2.training.weak_prior', lambda cfg, epoch: .9)
+    def fails(filt, *args): filt.start(FilterConfig()); raise InputError('the loss became nan')
+    monkeypatch.setattr('greedynasv2.training.train_filter', fails)
+    facts = shrinker.round(3)
+    after = shrinker.filt.state_dict()
+    assert facts['verdict'] == 'the loss became nan' and not facts['merged'] and not shrinker.filt.verdict
+    assert all(torch.equal(before[k], after[k]) for k in before if k != 'log_phi_max')
+    assert after['log_phi_max'] < before['log_phi_max'] and .05 < facts['kept'] < .15
