@@ -106,6 +106,7 @@ def warm_up(
                      run_dir=folder, stop_epoch=budget.warmup_epochs)
     return folder
 
+# %% ../nbs/16_reproduce.ipynb #358d261a
 def train_run(name:str, budget:Budget, root:Path, n_threads:int=0,
     **changes,            # From `plan_runs`
 ) -> Run:
