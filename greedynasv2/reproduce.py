@@ -8,7 +8,7 @@ __all__ = ['METHODS', 'HANDED_IN', 'GROWTH', 'PAPER', 'Budget', 'plan_runs', 'pl
            'top_paths', 'kendall', 'last_filter', 'search_found', 'with_truth', 'searched', 'most_similar', 'about_run',
            'measure_run', 'pick_pairs', 'swapped', 'pair_correlations', 'hand_in', 'handed_in', 'reproduce',
            'growth_budget', 'measure_growth', 'measure_pairs', 'reproduce_growth', 'rank_after_warmup',
-           'at_operating_point', 'would_stop', 'brought_after', 'unchanged', 'claims', 'rank_curves', 'plot_tau']
+           'at_operating_point', 'would_stop', 'brought_after', 'unchanged', 'claims', 'rank_curves']
 
 # %% ../nbs/16_reproduce.ipynb #7c96ca0f
 import math, os, shutil, subprocess, sys, time
@@ -18,7 +18,6 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pandas as pd
-import plotly.graph_objects as go
 import torch
 from torch import Tensor
 
@@ -28,7 +27,6 @@ from .nsga2 import Remembered, run_evaluator, search
 from .runs import Run
 from .spaces import SearchSpace
 from .training import TrainConfig, may_stop
-from .viz import figure
 from .vpu import PathFilter, filter_metrics, macro_truth
 
 # %% ../nbs/16_reproduce.ipynb #3f2c9ff3
@@ -492,9 +490,3 @@ def rank_curves(ranks:dict[str, pd.DataFrame]) -> pd.DataFrame:      # `method`,
     rows = pd.concat([pd.DataFrame(r).assign(method=name.rsplit('-', 1)[0]) for name, r in ranks.items()])
     by = rows.groupby(['method', 'epoch'], sort=False)['rank']
     return by.agg(mean='mean', low='min', high='max').reset_index().assign(x=lambda d: d.epoch + 1)
-
-def plot_tau(taus:dict[str, dict]) -> go.Figure:      # By name of the run, from `kendall`
-    "Kendall's tau of each run with its interval."
-    t = pd.DataFrame(taus).T
-    bars = go.Bar(x=t.index, y=t.tau, error_y=dict(type='data', symmetric=False, array=t.high - t.tau, arrayminus=t.tau - t.low))
-    return figure(bars, title="Kendall's tau among the true top 10 %, with 95 % bootstrap intervals", y='tau (%)')

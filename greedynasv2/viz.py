@@ -7,7 +7,7 @@ __all__ = ['GREY', 'FAINT', 'CLEAR', 'SEQUENTIAL', 'axis', 'DECISIONS', 'as_text
            'plot_confidence', 'plot_filter_history', 'plot_phi', 'plot_phi_rounds', 'plot_filter_losses',
            'plot_precision_recall', 'plot_steps', 'plot_acceptance', 'plot_agreement', 'plot_similarity', 'plot_pairs',
            'plot_merges', 'plot_size', 'plot_what_if', 'plot_alive', 'plot_ranks', 'plot_nothing', 'as_png',
-           'plot_retraining', 'plot_pareto', 'plot_scores', 'plot_curves']
+           'plot_retraining', 'plot_pareto', 'plot_scores', 'plot_curves', 'plot_intervals']
 
 # %% ../nbs/01_viz.ipynb #dcaf9ac5
 import numpy as np
@@ -464,3 +464,15 @@ def plot_curves(
                               line=dict(width=0), hoverinfo='skip', showlegend=False),
                    go.Scatter(x=c.x, y=c['mean'], name=as_text(method), mode='lines', line=dict(color=colour))]
     return figure(*traces, title=title, x=x, y=y)
+
+# %% ../nbs/01_viz.ipynb #3381b7a8
+def plot_intervals(
+    rows:dict[str, dict],     # By name: the value and its interval, `low` and `high`
+    value:str,                # What the value is called there
+    y:str,                    # Label of the axis
+    title:str='',
+) -> go.Figure:
+    "A bar for each row, and its interval."
+    t = pd.DataFrame(rows).T
+    reach = dict(type='data', symmetric=False, array=t.high - t[value], arrayminus=t[value] - t.low)
+    return figure(go.Bar(x=[as_text(name) for name in t.index], y=t[value], error_y=reach), title=title, y=y)
