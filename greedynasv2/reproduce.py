@@ -197,7 +197,8 @@ def search_found(evaluate, n_evals:int=200, filt:PathFilter|None=None, seed:int=
 
 def with_truth(found:dict) -> dict:
     "The same, with true accuracy and percentile rank of the path: NAS-Bench-Macro only."
-    truth, path = macro_evaluator(), torch.tensor([[int(c) for c in found['path']]])
+    truth = macro_evaluator()
+    path = truth.space.encode([found['path']])
     return dict(found, true=truth(path).acc.item(), rank=macro_rank(path, truth).item())
 
 # %% ../nbs/16_reproduce.ipynb #4bd99874
@@ -209,7 +210,8 @@ def searched(run:Run, evaluate, n_evals:int) -> dict:
 
 def most_similar(run:Run) -> float:
     "The largest similarity of two ops that any round has seen; -1 = none has looked."
-    i, j = torch.triu_indices(run.space_at().n_ops, run.space_at().n_ops, 1)
+    n = run.space_at().n_ops
+    i, j = torch.triu_indices(n, n, 1)
     return max((torch.tensor(m)[:, i, j].max().item() for m in run.events('similarity').get('matrices', [])), default=-1.)
 
 def about_run(run:Run) -> dict:
