@@ -38,18 +38,19 @@ class Budget:
     image_size: Count = 24            # pixels; the truth was measured at 32
     n_train: Whole = 0                # training images; 0 = all 45,000 that are not held out
     batch_size: Count = 64
-    epochs: Count = 12
-    warmup_epochs: Count = 2          # uniform paths, done once for all methods of a seed
+    epochs: Count = 16
+    warmup_epochs: Count = 3          # uniform paths, done once for all methods of a seed
     round_every: Count = 1            # epochs
     q_epochs: Count = 3               # over which q rises
-    q_end: Share = .95                # of 400 paths, 20 are not called weak then
-    m: Count = 400                    # paths evaluated in a round
-    n_valid: Count = 200              # images they are evaluated on
+    q_end: Share = .95                # of 300 paths, 15 are not called weak then
+    m: Count = 300                    # paths evaluated in a round
+    n_valid: Count = 400              # images they are evaluated on
     filter_dim: Count = 32            # H
-    lr: Amount = .03
+    lr: Amount = .025
     lr_warmup: Whole = 100            # steps
     label_smoothing: Share = 0.
     aligned: bool = True              # ops of a layer start as nearly one function
+    branch_scale: Amount = .5         # and residual branches at half their size
     head_scale: Amount = .25          # the classifier sees small features first
 
 # %% ../nbs/16_reproduce.ipynb #31c0afe5

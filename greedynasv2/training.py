@@ -52,6 +52,7 @@ class WeightConfig:
     clip: Amount = 0.                 # largest norm of the gradient; 0 = no limit
     augment: Literal['', 'none', 'shift', 'shift_flip', 'crop_flip'] = ''      # of training images; '' = as fits the data
     aligned: bool = False             # let the ops of a layer start as nearly one function (`SuperNet.align`, ours)
+    branch_scale: Amount = 0.         # and mobile blocks with a shortcut add so much to it first (ours)
     head_scale: Amount = 1.           # first scale of the features that the classifier sees (ours; no effect in res50se, which has no head)
 
 # %% ../nbs/11_training.ipynb #1d8c450f
@@ -421,7 +422,7 @@ def _build(self:Trainer, checkpoint):
         for layer, op in (~checkpoint[1]['space.alive']).nonzero().tolist(): self.space.drop(layer, op)
     with seeded(cfg.seed, 'first weights'):
         self.net = SuperNet(self.space)
-        if cfg.aligned: self.net.align()
+        if cfg.aligned: self.net.align(branch=cfg.branch_scale)
         for m in batch_norms(self.net.head): nn.init.constant_(m.weight, cfg.head_scale)
     self.net.to(device, memory_format=torch.channels_last)
     self.optimizer = torch.optim.SGD(self.net.parameters(), lr=cfg.lr, momentum=cfg.momentum,
