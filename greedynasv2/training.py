@@ -118,6 +118,9 @@ def _scaled(recipe:dict, epochs:int) -> dict:
 RECIPES = dict(
     paper_mobile=dict(n_workers=8),
     paper_resnet=dict(n_workers=8, space='res50se'),
+    short=dict(image_size=32, epochs=16, batch_size=64, lr=.025, lr_warmup=100, label_smoothing=0., aligned=True,
+               branch_scale=.5, head_scale=.25, warmup_epochs=3, round_every=1, m=300, n_valid=400, q_end=.95, q_epochs=3,
+               filter_dim=32),
     demo=dict(width=.25, image_size=32, epochs=28, batch_size=32, lr=.015, lr_warmup=20, label_smoothing=0., clip=5.,
               augment='none', aligned=True, warmup_epochs=8, round_every=4, m=800, n_valid=128, q_end=.8, q_epochs=12,
               filter_dim=16, merge_threshold=.7, memory=1))
@@ -126,8 +129,8 @@ DEMO = dict(                                       # what a space asks for beyon
     mbse_mix_shuffle=dict(epochs=40, warmup_epochs=11, round_every=6, q_epochs=17, m=600, memory=4))
 
 def choose_recipe(recipe:str='', data:str='digits', space:str='mbse', **others) -> str:
-    "`recipe`, or if that is empty: demo for the embedded digits, else the paper's."
-    chosen = 'demo' if data == 'digits' else 'paper_resnet' if space == 'res50se' else 'paper_mobile'
+    "`recipe`, or if that is empty: demo for the embedded digits, short for CIFAR-10, else the paper's."
+    chosen = dict(digits='demo', cifar10='short').get(data, 'paper_resnet' if space == 'res50se' else 'paper_mobile')
     return one_of('recipe', recipe or chosen, RECIPES)
 
 def make_config(recipe:str='', **given) -> TrainConfig:

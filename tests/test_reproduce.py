@@ -4,12 +4,12 @@ import shutil
 import pytest
 
 from greedynasv2.core import find_data
-from greedynasv2.reproduce import Budget, claims, reproduce, reproduce_growth
+from greedynasv2.reproduce import budget_of, claims, reproduce, reproduce_growth
 from greedynasv2.runs import Run
 from greedynasv2.training import make_config, train_supernet
 
-TINY = Budget(data='digits', image_size=8, n_train=320, batch_size=32, epochs=4, warmup_epochs=2, q_epochs=2, m=60, n_valid=40,
-              filter_dim=8, lr_warmup=0)
+TINY = budget_of(data='digits', image_size=8, n_train=320, batch_size=32, epochs=4, warmup_epochs=2, q_epochs=2, m=60, n_valid=40,
+                 filter_dim=8, lr_warmup=0)
 PLAN = {'spos-0': dict(method='spos', seed=0), 'greedynasv2-0': dict(method='greedynasv2', seed=0)}
 quiet = lambda line: None
 pytestmark = pytest.mark.slow
@@ -39,11 +39,11 @@ def test_a_plan_is_carried_out_once(tmp_path):
 
 def test_larger_spaces(tmp_path):
     "The networks found, and pairs of ops in the first space, once both its runs are there."
-    where, budget = (tmp_path/'results', tmp_path/'runs'), lambda space: TINY.replace(space=space, image_size=16, m=300)     # enough for a filter
+    where, budget = (tmp_path/'results', tmp_path/'runs'), lambda space: dict(TINY, space=space, image_size=16, m=300)     # enough for a filter
     how = dict(spaces=('toy',), budget=budget, n_images=40, n_evals=10, pairs=dict(n_images=20, n_calibration=20, n=2, n_paths=5))
     assert reproduce_growth(*where, missing=False, **how) == ({'toy': {}}, None)
     for name, changes in PLAN.items():                        # trained here: what notebooks do is tested above
-        train_supernet(make_config('paper_mobile', **budget('toy').to_dict(), **changes, n_workers=0, stop_rule='none',
+        train_supernet(make_config('short', **budget('toy'), **changes, stop_rule='none',
                                    run_dir=str(tmp_path/'runs'/'toy'/name)), report=None)
     (tmp_path/'runs'/'toy'/'warmup-0').mkdir()
     (tmp_path/'runs'/'toy'/'warmup-0'/'results.json').write_text('{}')

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
+from greedynasv2.blocks import MBConv
 from greedynasv2.core import InputError, Scores
 from greedynasv2.runs import Run, same_events, write_control
 from greedynasv2.spaces import get_space
@@ -370,6 +371,15 @@ def test_the_classifier_may_see_small_features_first(tmp_path):
     assert [batch_norms(net.head)[-1].weight.unique().tolist() for net in nets] == [[1.], [.25]]
     assert all(torch.equal(a, b) for a, b in zip(nets[0].layers.parameters(), nets[1].layers.parameters()))
     with pytest.raises(InputError, match='head_scale is 0.0; it must be above 0'): toy(tmp_path, head_scale=0.)
+
+
+@pytest.mark.parametrize('scale', (0., .5))
+def test_residual_branches_start_at_their_scale(tmp_path, scale):
+    "`branch_scale` is where the last batch norm of aligned blocks with a shortcut starts; others start at 1."
+    blocks = [b for row in Trainer(toy(tmp_path, aligned=True, branch_scale=scale), None).net.layers for b in row if isinstance(b, MBConv)]
+    first = [(b.residual, batch_norms(b)[-1].weight.unique().tolist()) for b in blocks]
+    assert {True, False} == {residual for residual, _ in first}
+    assert all(weight == [scale if residual else 1.] for residual, weight in first)
 
 
 def test_a_round_that_teaches_nothing_leaves_the_older_filter_tightened(monkeypatch):
