@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['METHODS', 'HANDED_IN', 'GROWTH', 'PAPER', 'budget_of', 'plan_runs', 'plan_variants', 'run_notebook', 'is_run_of',
            'warm_up', 'train_run', 'paths_of', 'trained_ranks', 'filter_table', 'kept_scores', 'score_paths',
-           'top_paths', 'kendall', 'last_filter', 'search_found', 'with_truth', 'searched', 'most_similar', 'about_run',
-           'measure_run', 'pick_pairs', 'swapped', 'pair_correlations', 'hand_in', 'handed_in', 'reproduce',
-           'growth_budget', 'measure_growth', 'measure_pairs', 'reproduce_growth', 'rank_after_warmup',
-           'at_operating_point', 'would_stop', 'brought_after', 'unchanged', 'claims', 'rank_curves']
+           'top_paths', 'kendall', 'kendall_gain', 'tau_of_flops', 'last_filter', 'search_found', 'with_truth',
+           'searched', 'most_similar', 'about_run', 'measure_run', 'pick_pairs', 'swapped', 'pair_correlations',
+           'hand_in', 'handed_in', 'reproduce', 'growth_budget', 'measure_growth', 'measure_pairs', 'reproduce_growth',
+           'mean_rank', 'at_operating_point', 'would_stop', 'brought_after', 'unchanged', 'claims', 'rank_curves']
 
 # %% ../nbs/16_reproduce.ipynb #7c96ca0f
 import math, os, shutil, subprocess, sys, time
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .core import InputError, Whole, generator, project_dir
-from .nasbench import macro_evaluator, macro_rank
+from .nasbench import load_macro, macro_evaluator, macro_rank
 from .nsga2 import Remembered, run_evaluator, search
 from .runs import Run
 from .spaces import SearchSpace
@@ -156,6 +156,22 @@ def top_paths(space:SearchSpace, share:float=.1) -> Tensor:
     return paths[~weak & space.is_alive(paths)]
 
 # %% ../nbs/16_reproduce.ipynb #edba6efe
+def _tau(scores:pd.DataFrame, by:str) -> float:
+    from scipy.stats import kendalltau
+    return 100 * float(kendalltau(scores[by], scores.true).statistic) * (-1 if by.startswith('loss') else 1)
+
+def _with_interval(
+    tau,                     # Of a table of paths
+    scores:pd.DataFrame,     # The table
+    n_boot:int, seed:int,
+) -> dict:
+    "`tau`, the limits `low` and `high` of 95 % of what it is for resampled paths, and the number `n` of paths."
+    n = len(scores)
+    draws = torch.randint(n, (n_boot, n), generator=generator(seed, 'bootstrap')).numpy()
+    low, high = torch.tensor([tau(scores.iloc[i]) for i in draws]).quantile(torch.tensor([.025, .975])).tolist()
+    return dict(tau=tau(scores), low=low, high=high, n=n)
+
+# %% ../nbs/16_reproduce.ipynb #23d99639
 def kendall(
     scores:pd.DataFrame,     # From `score_paths`
     by:str='acc',            # acc or loss
@@ -163,12 +179,18 @@ def kendall(
     seed:int=0,
 ) -> dict:                   # `tau`, `low` and `high` (95 %), in percent, and `n` paths
     "Kendall's tau of the supernet's scores with the truth, and its bootstrap interval."
-    from scipy.stats import kendalltau
-    x, y = scores[by].to_numpy() * (1 if by == 'acc' else -1), scores.true.to_numpy()
-    tau = lambda i: 100 * kendalltau(x[i], y[i]).statistic
-    draws = torch.randint(len(x), (n_boot, len(x)), generator=generator(seed, 'bootstrap')).numpy()
-    low, high = torch.tensor([tau(i) for i in draws]).quantile(torch.tensor([.025, .975], dtype=torch.double)).tolist()
-    return dict(tau=float(tau(slice(None))), low=low, high=high, n=len(x))
+    return _with_interval(lambda s: _tau(s, by), scores, n_boot, seed)
+
+def kendall_gain(scores:pd.DataFrame, other:pd.DataFrame, by:str='acc', n_boot:int=500, seed:int=0) -> dict:
+    "By how much `tau` is higher than with the scores of another supernet; both know the paths and are resampled together."
+    both = scores.merge(other[['path', by]], on='path', suffixes=('', '_other'))
+    return _with_interval(lambda s: _tau(s, by) - _tau(s, f'{by}_other'), both, n_boot, seed)
+
+def tau_of_flops(share:float=.1) -> dict:
+    "Kendall's tau of someone who knows nothing of a path but its multiply-adds."
+    macro = load_macro()
+    best = macro[macro.mean_acc >= macro.mean_acc.quantile(1 - share)]
+    return kendall(best.rename(columns=dict(flops='acc', mean_acc='true')))
 
 # %% ../nbs/16_reproduce.ipynb #a42b7ce8
 def last_filter(run:Run) -> PathFilter|None:
@@ -222,7 +244,7 @@ def measure_run(
     anywhere = score_paths(evaluate, evaluate.space.sample(n_random, generator(0, 'anywhere')))
     found = {k: with_truth(v) for k, v in searched(run, evaluate, n_evals).items()}
     return dict(about_run(run), ranks=trained_ranks(run), rounds=filter_table(run), top=top, tau=kendall(top, n_boot=n_boot),
-                anywhere=anywhere, tau_anywhere=kendall(anywhere, n_boot=n_boot), **found)
+                tau_by_loss=kendall(top, 'loss', n_boot), anywhere=anywhere, tau_anywhere=kendall(anywhere, n_boot=n_boot), **found)
 
 # %% ../nbs/16_reproduce.ipynb #29629a86
 def pick_pairs(
@@ -383,10 +405,13 @@ def _seeds(done:dict, name:str) -> list[dict]:
     "The runs called `name`, whatever their seed."
     return [m for key, m in done.items() if key.rsplit('-', 1)[0] == name]
 
-def rank_after_warmup(measured:dict) -> float:
-    "Mean percentile rank of all paths that a run trained after its warm-up."
-    ranks = measured['ranks']
-    ranks = ranks[ranks.epoch >= measured['config']['warmup_epochs']]
+def mean_rank(
+    measured:dict,
+    since:float=0.,      # Share of the schedule
+) -> float:
+    "Mean percentile rank of all paths that a run trained after its warm-up, and later than `since`."
+    ranks, cfg = measured['ranks'], measured['config']
+    ranks = ranks[ranks.epoch >= max(cfg['warmup_epochs'], since * cfg['epochs'])]
     return float((ranks['rank'] * ranks.n).sum() / ranks.n.sum())
 
 def at_operating_point(measured:dict, kept:float=6.) -> dict:
@@ -420,11 +445,26 @@ def unchanged(
 # %% ../nbs/16_reproduce.ipynb #52257c31
 PAPER = {'spos': ('50.6', '23.9'), 'greedynas': ('18.1', '41.5'), 'greedynasv2': ('6.4', '50.3')}     # rank, tau
 
-def _tau(runs:list[dict]) -> str:
-    "Mean over seeds, with the interval of a single one or the range of several."
-    only = runs[0]['tau'] if len(runs) == 1 else None
-    return f'{only["tau"]:.1f} (95 %: {only["low"]:.1f} to {only["high"]:.1f})' if only else _spread([r['tau']['tau'] for r in runs])
+def _rank_rows(done:dict) -> list[tuple]:
+    "Which paths were trained."
+    return [(f'percentile rank of trained paths{when}, {m} (%)', PAPER[m][0] if not since else '',
+             _spread([mean_rank(r, since) for r in _seeds(done, m)])) for when, since in (('', 0), (', last third', 2/3)) for m in METHODS]
 
+def _taus(taus:list[dict]) -> str:
+    "Tau of every seed with its interval."
+    return '; '.join(f'{t["tau"]:.1f} (95 %: {t["low"]:.1f} to {t["high"]:.1f})' for t in taus) or 'not measured yet'
+
+def _tau_rows(done:dict) -> list[tuple]:
+    "How well supernets rank the best paths, and whether GreedyNASv2's do it better."
+    rows = [(f"Kendall's tau in the true top 10 %{how}, {m} (%)", PAPER[m][1] if key == 'tau' else '', _taus([r[key] for r in _seeds(done, m)]))
+            for key, how in (('tau', ''), ('tau_by_loss', ', by loss instead of accuracy')) for m in METHODS]
+    rows.append(("Kendall's tau in the true top 10 %, multiply-adds alone (%)", '', _taus([tau_of_flops()])))
+    seeds = [name.rsplit('-', 1)[1] for name in done if name.startswith('greedynasv2-')]
+    pairs = lambda m: [(done[f'greedynasv2-{s}']['top'], done[f'{m}-{s}']['top']) for s in seeds if f'{m}-{s}' in done]
+    return rows + [(f'by how much tau of greedynasv2 is above that of {m}', paper, _taus([kendall_gain(*p) for p in pairs(m)]))
+                   for m, paper in (('spos', '26.4'), ('greedynas', '8.8'))]
+
+# %% ../nbs/16_reproduce.ipynb #27c4c829
 def _filter_rows(runs:list[dict]) -> list[tuple]:
     "The filter at the paper's operating point."
     points = [p for p in map(at_operating_point, runs) if p]
@@ -466,9 +506,7 @@ def claims(
 ) -> pd.DataFrame:                    # `claim`, `paper`, `ours`
     "The claims of the paper beside what was measured."
     runs, variants = _seeds(done, 'greedynasv2'), [*METHODS, *sorted({k.rsplit('-', 1)[0] for k in done} - {*METHODS})]
-    rows = [(f'percentile rank of trained paths, {m} (%)', PAPER[m][0], _spread(map(rank_after_warmup, _seeds(done, m))))
-            for m in METHODS] + _filter_rows(runs)
-    rows += [(f"Kendall's tau in the true top 10 %, {m} (%)", PAPER[m][1], _tau(_seeds(done, m))) for m in METHODS]
+    rows = [*_rank_rows(done), *_filter_rows(runs), *_tau_rows(done)]
     for name, what in ('true', 'true accuracy'), ('acc', 'accuracy in the supernet'):
         rows += [(f'{what} of the network found, {v} (%)', '', _spread([r['found'][name] for r in _seeds(done, v)])) for v in variants]
     rows += [(f'ops merged, {v}', '', _spread([24 - r['results']['ops'] for r in _seeds(done, v)])) for v in variants if v not in METHODS[:2]]
