@@ -690,6 +690,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                   'greedynasv2/training.py'),
                                       'greedynasv2.training.Shrinker._recipe': ( 'training.html#shrinker._recipe',
                                                                                  'greedynasv2/training.py'),
+                                      'greedynasv2.training.Shrinker._sharpen': ( 'training.html#shrinker._sharpen',
+                                                                                  'greedynasv2/training.py'),
                                       'greedynasv2.training.Shrinker._tighten': ( 'training.html#shrinker._tighten',
                                                                                   'greedynasv2/training.py'),
                                       'greedynasv2.training.Shrinker.begin': ('training.html#shrinker.begin', 'greedynasv2/training.py'),

@@ -68,6 +68,7 @@ class RoundConfig:
     q_start: Share = .5               # weak path prior in the first round
     q_end: Share = .99                # and after q_epochs more epochs
     q_epochs: Count = 90
+    q_label: Share = 1.               # but no more than this is labelled; a pickier filter is a tightened one (ours; paper: 1)
     path_shrinkage: bool = True       # train only what the filter keeps
     op_shrinkage: bool = True         # merge ops that are alike
     merge_threshold: Share = .8       # cosine similarity above which two ops merge
@@ -105,7 +106,7 @@ class TrainConfig(LoopConfig, RoundConfig, WeightConfig, WorkerConfig):
         for name in ('batch_size', 'n_valid'):
             if getattr(self, name) < 2: raise InputError(f'{name} is 1; batch norm needs at least 2 images.')
         if self.warm_from and self.method == 'fairnas': raise InputError('FairNAS has no warm-up to take from another run (warm_from).')
-        if round(self.q_start * self.m) < 1: raise InputError(f'No path would be labelled weak: m {self.m}, q {self.q_start}.')
+        if round((q := min(self.q_start, self.q_label)) * self.m) < 1: raise InputError(f'No path would be labelled weak: m {self.m}, q {q}.')
 
 # %% ../nbs/11_training.ipynb #c3321ffd
 def _scaled(recipe:dict, epochs:int) -> dict:
@@ -118,9 +119,9 @@ def _scaled(recipe:dict, epochs:int) -> dict:
 RECIPES = dict(
     paper_mobile=dict(n_workers=8),
     paper_resnet=dict(n_workers=8, space='res50se'),
-    short=dict(image_size=32, epochs=16, batch_size=64, lr=.025, lr_warmup=100, label_smoothing=0., aligned=True,
-               branch_scale=.5, head_scale=.25, warmup_epochs=3, round_every=1, m=300, n_valid=400, q_end=.95, q_epochs=3,
-               filter_dim=32),
+    short=dict(image_size=32, epochs=18, batch_size=64, lr=.025, lr_warmup=100, label_smoothing=0., aligned=True,
+               branch_scale=1., head_scale=.25, augment='none', warmup_epochs=3, round_every=1, m=300, n_valid=400, q_label=.5,
+               q_end=.95, q_epochs=3, filter_dim=32),
     demo=dict(width=.25, image_size=32, epochs=28, batch_size=32, lr=.015, lr_warmup=20, label_smoothing=0., clip=5.,
               augment='none', aligned=True, warmup_epochs=8, round_every=4, m=800, n_valid=128, q_end=.8, q_epochs=12,
               filter_dim=16, merge_threshold=.7, memory=1))
@@ -225,9 +226,9 @@ def held_out(self:Shrinker, paths:Tensor) -> Tensor:
 
 @patch
 def label(self:Shrinker, q:float) -> tuple[Tensor, Tensor, tuple]:
-    "P, the worst share q of each remembered round; U, ten times q m random paths; paths held out of both, and their places."
+    "P, the worst share q of each remembered round, or `q_label` if that is less; U, ten times q m random paths; paths held out of both, and their places."
     paths, place = self.evaluated()
-    m, n_weak = self.cfg.m, max(1, round(q * self.cfg.m))
+    m, n_weak = self.cfg.m, max(1, round(min(q, self.cfg.q_label) * self.cfg.m))
     newest = {tuple(p): i // m for i, p in enumerate(paths.tolist())}                  # the last word on a path counts
     now = torch.tensor([newest[tuple(p)] == i // m for i, p in enumerate(paths.tolist())]) & self.space.is_alive(paths)
     paths, place = paths[now], place[now]
@@ -271,6 +272,7 @@ def learn(self:Shrinker, q:float, weak:Tensor, unlabelled:Tensor, held:tuple) ->
         warnings.simplefilter('ignore')                # the verdict becomes an event
         try: history = train_filter(filt, weak, unlabelled, recipe).dropna(subset='var_loss')
         except InputError as e: filt.verdict = str(e)
+    self._sharpen(q, unlabelled)
     last, now, kept = history.iloc[-1], self.skill(*held), 1 - filt.is_weak(unlabelled[:5000]).float().mean().item()
     verdict = filt.verdict = filt.verdict or _check_share(kept, q) or _check_skill(now, before)
     if verdict:
@@ -289,6 +291,11 @@ def _tighten(self:Shrinker, q:float, unlabelled:Tensor, held:tuple, place:float)
     self.filt.tighten(unlabelled, 1 - q)
     now = self.skill(*held)
     if now is None or now[0] <= place: self.filt.log_phi_max.copy_(as_it_was)
+
+@patch
+def _sharpen(self:Shrinker, q:float, unlabelled:Tensor):
+    "A filter that learned from fewer labels than the share q keeps the share 1 - q that it thinks best of."
+    if q > self.cfg.q_label: self.filt.tighten(unlabelled[self.space.is_alive(unlabelled)], 1 - q)
 
 @patch
 def _recipe(self:Shrinker) -> FilterConfig:
@@ -327,7 +334,9 @@ def round(self:Shrinker, epoch:int, apply:Callable|None=None) -> dict:
         if before is not None and not facts['verdict']: facts |= dict(zip(('u', 'kappa'), agreement(before, after)))
         facts |= dict(kept=1 - after.float().mean().item(), phi=phi.histc(20, 0, 1).long().tolist(), merged=0)
         if not facts['verdict']: facts['merged'] = self.merge(unlabelled, apply or (lambda p: apply_merges(p, space)))
-        if facts['merged']: self.filt.normalise(unlabelled)
+        if facts['merged']:
+            self.filt.normalise(unlabelled)
+            self._sharpen(q, unlabelled)
     for sampler in (self.uniform, self.sampler): sampler.refresh()
     facts |= dict(ops=int(space.alive.sum()), log10_size=math.log10(space.size), stop=may_stop(cfg, facts))
     self.log('round', **facts)

@@ -7,6 +7,7 @@ import torch
 
 from greedynasv2.blocks import MBConv
 from greedynasv2.core import InputError, Scores
+from greedynasv2.nasbench import macro_evaluator
 from greedynasv2.runs import Run, same_events, write_control
 from greedynasv2.spaces import get_space
 from greedynasv2.supernet import batch_norms
@@ -380,6 +381,22 @@ def test_residual_branches_start_at_their_scale(tmp_path, scale):
     first = [(b.residual, batch_norms(b)[-1].weight.unique().tolist()) for b in blocks]
     assert {True, False} == {residual for residual, _ in first}
     assert all(weight == [scale if residual else 1.] for residual, weight in first)
+
+
+def test_labels_may_stop_at_half_while_the_filter_grows_pickier(data_file):
+    "With `q_label` the worse half is labelled whatever q is, and the filter is tightened to 1 - q, also after a merge."
+    data_file('nas-bench-macro_cifar10.json')
+    cfg = make_config('paper_mobile', space='nasbench_macro', m=300, filter_dim=16, filter_iters=150, q_label=.5, warmup_epochs=0,
+                      q_epochs=2, q_end=.9, round_every=1, epochs=4, merge_threshold=.2)
+    space = get_space('nasbench_macro')
+    shrinker = Shrinker(cfg, space, macro_evaluator())
+    rounds = [shrinker.round(epoch) for epoch in range(3)]
+    assert [round(r['q'], 2) for r in rounds] == [.5, .7, .9] and sum(r['merged'] for r in rounds) > 0
+    assert all(r['n_weak'] < .55 * len(shrinker.memory[0]) for r in rounds)
+    sound = [r for r in rounds if not r['verdict']]
+    assert sound and all(r['kept'] < 1.3 * (1 - r['q']) for r in sound[1:])
+    alive = space.sample(5000)
+    assert (~shrinker.filt.is_weak(alive)).float().mean() < .2
 
 
 def test_a_round_that_teaches_nothing_leaves_the_older_filter_tightened(monkeypatch):
