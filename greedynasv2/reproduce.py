@@ -353,7 +353,7 @@ GROWTH = 'mbse', 'mbse_mix', 'mbse_mix_shuffle'
 
 def growth_budget(space:str) -> dict:
     "What each run in the larger spaces may spend."
-    return budget_of(space, image_size=32, epochs=8, warmup_epochs=3, q_epochs=3, q_end=.9)
+    return budget_of(space, image_size=32, epochs=8, q_start=.7, q_end=.9)
 
 def measure_growth(run:Run, n_images:int=1000, n_evals:int=200) -> dict:
     "What is measured where no truth is known."
