@@ -295,7 +295,7 @@ def _tighten(self:Shrinker, q:float, unlabelled:Tensor, held:tuple, place:float)
 @patch
 def _sharpen(self:Shrinker, q:float, unlabelled:Tensor):
     "A filter that learned from fewer labels than the share q keeps the share 1 - q that it thinks best of."
-    if q > self.cfg.q_label: self.filt.tighten(unlabelled[self.space.is_alive(unlabelled)], 1 - q)
+    if q > self.cfg.q_label: self.filt.tighten(unlabelled, 1 - q)
 
 @patch
 def _recipe(self:Shrinker) -> FilterConfig:

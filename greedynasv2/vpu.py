@@ -113,8 +113,8 @@ def normalise(self:PathFilter, unlabelled:Tensor):
 
 @patch
 def tighten(self:PathFilter, unlabelled:Tensor, share:float):
-    "Keep about this `share` of the unlabelled paths, those with the smallest Phi, or what is kept already, if that is less."
-    log_phi = self.log_phi(unlabelled).sort().values
+    "Keep about this `share` of the unlabelled paths that are alive, those with the smallest Phi, or what is kept already, if that is less."
+    log_phi = self.log_phi(unlabelled[~self.uses_dropped(unlabelled)]).sort().values
     last = log_phi[max(1, round(share * len(log_phi))) - 1]                    # the threshold lies between it and the next
     edge = (last + log_phi[log_phi > last][:1].sum()) / 2 if last < log_phi[-1] else last
     self.log_phi_max.clamp_(max=edge + math.log(2))                            # weak: Phi above half of this
