@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'HANDED_IN', 'GROWTH', 'PAPER', 'budget_of', 'plan_runs', 'plan_variants', 'run_notebook', 'is_run_of',
-           'warm_up', 'train_run', 'paths_of', 'trained_ranks', 'filter_table', 'kept_scores', 'score_paths',
-           'top_paths', 'kendall', 'kendall_gain', 'tau_of_flops', 'last_filter', 'search_found', 'with_truth',
-           'searched', 'most_similar', 'about_run', 'measure_run', 'pick_pairs', 'swapped', 'pair_correlations',
-           'hand_in', 'handed_in', 'reproduce', 'growth_budget', 'measure_growth', 'measure_pairs', 'reproduce_growth',
-           'mean_rank', 'at_operating_point', 'would_stop', 'brought_after', 'unchanged', 'claims', 'rank_curves']
+           'warm_up', 'train_run', 'paths_of', 'path_ranks', 'trained_ranks', 'rank_shares', 'filter_table',
+           'kept_scores', 'score_paths', 'top_paths', 'kendall', 'kendall_gain', 'tau_of_flops', 'last_filter',
+           'search_found', 'with_truth', 'searched', 'most_similar', 'about_run', 'measure_run', 'pick_pairs',
+           'swapped', 'pair_correlations', 'hand_in', 'handed_in', 'reproduce', 'growth_budget', 'measure_growth',
+           'measure_pairs', 'reproduce_growth', 'mean_rank', 'at_operating_point', 'would_stop', 'brought_after',
+           'unchanged', 'claims', 'over_seeds', 'rank_curves', 'share_curves']
 
 # %% ../nbs/16_reproduce.ipynb #7c96ca0f
 import math, os, shutil, subprocess, sys, time
@@ -112,12 +113,20 @@ def paths_of(run:Run) -> pd.DataFrame:      # `epoch`, `path`
     paths = steps.paths.map(lambda p: [p] if isinstance(p, str) else p)
     return pd.DataFrame(dict(epoch=steps.epoch, path=paths)).explode('path', ignore_index=True)
 
-def trained_ranks(run:Run) -> pd.DataFrame:      # `epoch`, `n`, `rank` in percent, `deviation` of the paths
-    "Mean percentile rank of the trained paths, epoch by epoch."
+def path_ranks(run:Run) -> pd.DataFrame:      # `epoch`, `path`, `rank` in percent: 0 is the best
+    "The percentile rank of every path that a run has trained."
     trained = paths_of(run)
-    rank = macro_rank(run.space_at().encode(trained.path.tolist())).numpy()
-    by_epoch = trained.assign(rank=rank).groupby('epoch')['rank']
+    return trained.assign(rank=macro_rank(run.space_at().encode(trained.path.tolist())).numpy())
+
+def trained_ranks(ranks:pd.DataFrame) -> pd.DataFrame:      # `epoch`, `n`, `rank`, `deviation` of the paths
+    "The mean of `path_ranks`, epoch by epoch."
+    by_epoch = ranks.groupby('epoch')['rank']
     return pd.DataFrame(dict(n=by_epoch.size(), rank=by_epoch.mean(), deviation=by_epoch.std())).reset_index()
+
+def rank_shares(ranks:pd.DataFrame, warmup_epochs:int, n_bins:int=20) -> list[float]:      # In percent, best paths first
+    "How the paths that were trained after the warm-up spread over the ranks: the paper's histogram."
+    counts = torch.tensor(ranks[ranks.epoch >= warmup_epochs]['rank'].to_numpy()).histc(n_bins, 0, 100)
+    return (100 * counts / counts.sum()).tolist()
 
 # %% ../nbs/16_reproduce.ipynb #3dcb2df8
 def filter_table(run:Run) -> pd.DataFrame:      # A row a round; precision, recall and `kept` in percent
@@ -242,8 +251,9 @@ def measure_run(
     evaluate = kept_scores(run, n_images)
     top = score_paths(evaluate, top_paths(evaluate.space, share))
     anywhere = score_paths(evaluate, evaluate.space.sample(n_random, generator(0, 'anywhere')))
-    found = {k: with_truth(v) for k, v in searched(run, evaluate, n_evals).items()}
-    return dict(about_run(run), ranks=trained_ranks(run), rounds=filter_table(run), top=top, tau=kendall(top, n_boot=n_boot),
+    found, ranks = {k: with_truth(v) for k, v in searched(run, evaluate, n_evals).items()}, path_ranks(run)
+    return dict(about_run(run), ranks=trained_ranks(ranks), shares=rank_shares(ranks, run.config['warmup_epochs']),
+                rounds=filter_table(run), top=top, tau=kendall(top, n_boot=n_boot),
                 tau_by_loss=kendall(top, 'loss', n_boot), anywhere=anywhere, tau_anywhere=kendall(anywhere, n_boot=n_boot), **found)
 
 # %% ../nbs/16_reproduce.ipynb #29629a86
@@ -513,8 +523,20 @@ def claims(
     return pd.DataFrame(rows + _stop_rows(runs) + _growth_rows(grown or {}) + _pair_rows(pairs), columns=['claim', 'paper', 'ours'])
 
 # %% ../nbs/16_reproduce.ipynb #d7bf3afd
-def rank_curves(ranks:dict[str, pd.DataFrame]) -> pd.DataFrame:      # `method`, `x`, `mean`, `low`, `high`: for `plot_curves`
-    "Mean rank of trained paths by epoch, over the seeds of each method; by name of the run, `trained_ranks` is given."
-    rows = pd.concat([pd.DataFrame(r).assign(method=name.rsplit('-', 1)[0]) for name, r in ranks.items()])
-    by = rows.groupby(['method', 'epoch'], sort=False)['rank']
-    return by.agg(mean='mean', low='min', high='max').reset_index().assign(x=lambda d: d.epoch + 1)
+def over_seeds(
+    tables:dict[str, pd.DataFrame],      # By name of the run
+    x:str, y:str,                        # Columns
+) -> pd.DataFrame:                       # `method`, `x`, `mean`, `low`, `high`: for `plot_curves`
+    "The mean of `y` at every `x` over the seeds of each method, with the smallest and the largest."
+    rows = pd.concat([pd.DataFrame(t).assign(method=name.rsplit('-', 1)[0]) for name, t in tables.items()])
+    by = rows.groupby(['method', x], sort=False)[y]
+    return by.agg(mean='mean', low='min', high='max').reset_index().rename(columns={x: 'x'})
+
+def rank_curves(ranks:dict[str, pd.DataFrame]) -> pd.DataFrame:
+    "Mean rank of trained paths by epoch; given are `trained_ranks`."
+    return over_seeds(ranks, 'epoch', 'rank').assign(x=lambda d: d.x + 1)
+
+def share_curves(shares:dict[str, list]) -> pd.DataFrame:
+    "The histogram of ranks of trained paths; given are `rank_shares`."
+    centres = lambda s: [100 * (i + .5) / len(s) for i in range(len(s))]
+    return over_seeds({name: pd.DataFrame(dict(rank=centres(s), share=s)) for name, s in shares.items()}, 'rank', 'share')
