@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'HANDED_IN', 'GROWTH', 'PAPER', 'budget_of', 'plan_runs', 'plan_variants', 'run_notebook', 'is_run_of',
-           'warm_up', 'train_run', 'paths_of', 'path_ranks', 'trained_ranks', 'rank_shares', 'filter_table',
+           'warm_up', 'ended', 'train_run', 'paths_of', 'path_ranks', 'trained_ranks', 'rank_shares', 'filter_table',
            'kept_scores', 'score_paths', 'top_paths', 'kendall', 'kendall_gain', 'tau_of_flops', 'last_filter',
            'search_found', 'with_truth', 'searched', 'most_similar', 'about_run', 'measure_run', 'pick_pairs',
            'swapped', 'pair_correlations', 'hand_in', 'handed_in', 'reproduce', 'growth_budget', 'measure_growth',
@@ -81,6 +81,12 @@ def is_run_of(run:Run, budget:dict, changes:dict) -> bool:
     "Was this run trained with the budget and the changes of the plan?"
     return run.config == {**run.config, **budget, **changes}
 
+def _is_warm(folder:Path, budget:dict) -> bool:
+    "Has the warm-up in `folder` come to its end? One that was stopped by hand has not."
+    if not (folder/'results.json').exists(): return False
+    run = Run.open(folder)
+    return run.results['steps'] >= budget['warmup_epochs'] * run.events('start').steps_per_epoch.iloc[0]
+
 def warm_up(
     budget:dict,          # From `budget_of`
     root:Path,            # Folder of all runs
@@ -88,18 +94,23 @@ def warm_up(
 ) -> Path:                # Folder of the warm-up
     "Train with uniform paths up to the first round, or go on with that."
     folder = Path(root)/f'warmup-{seed}'
-    if not (folder/'results.json').exists():
+    if not _is_warm(folder, budget):
         run_notebook('train_supernet', root/f'{folder.name}.ipynb', n_threads, **_shared(budget, seed), method='spos',
                      run_dir=folder, stop_epoch=budget['warmup_epochs'])
     return folder
 
 # %% ../nbs/16_reproduce.ipynb #358d261a
+def ended(name:str, budget:dict, root:Path, changes:dict) -> Run|None:
+    "The run of the plan, if it was trained to its end."
+    there = Run.open(root/name) if (root/name/'config.json').exists() else None
+    return there if there and there.status == 'ended' and is_run_of(there, budget, changes) else None
+
 def train_run(name:str, budget:dict, root:Path, n_threads:int=0,
     **changes,            # From `plan_runs`
 ) -> Run:
     "Train, or go on with, one run of the plan, after the warm-up of its seed."
     seed, folder = changes.get('seed', 0), root/name
-    if (folder/'config.json').exists() and is_run_of(there := Run.open(folder), budget, changes) and there.status == 'ended': return there
+    if there := ended(name, budget, root, changes): return there
     run_notebook('train_supernet', root/f'{name}.ipynb', n_threads, **{**_shared(budget, seed), **changes},
                  run_dir=folder, warm_from=warm_up(budget, root, seed, n_threads))
     run = Run.open(folder)
@@ -235,9 +246,10 @@ def most_similar(run:Run) -> float:
 
 def about_run(run:Run) -> dict:
     "What was trained, how long it took, and how alike ops became."
-    steps, t = run.events('step'), run.events()['t']
+    steps, events = run.events('step'), run.events()
+    passed = events['t'].diff()[events.kind != 'resume']           # before a `resume` nobody was at work
     return dict(config=run.config, commit=run.about.get('commit'), results=run.results, most_similar=most_similar(run),
-                step_seconds=float(steps.seconds.sum()), seconds=float(t.max() - t.min()))
+                step_seconds=float(steps.seconds.sum()), seconds=float(passed.sum()))
 
 # %% ../nbs/16_reproduce.ipynb #6c1740a6
 def measure_run(
@@ -354,7 +366,8 @@ def reproduce(
         report(f'{time.strftime("%H:%M")} {name}: measuring')
         take(_measured_once, measure, run.folder, kwargs)
         hand_in(run, results/name)
-    _side_by_side(lambda seed, n, take: warm_up(budget, root, seed, n), sorted({plan[name].get('seed', 0) for name in do}), n_jobs)
+    seeds = {plan[name].get('seed', 0) for name in do if not ended(name, budget, root, plan[name])}
+    _side_by_side(lambda seed, n, take: warm_up(budget, root, seed, n), sorted(seeds), n_jobs)
     _side_by_side(carry_out, do, n_jobs)
     return {name: measure(run, **kwargs) for name, run in handed_in(budget, plan, results).items()}
 
