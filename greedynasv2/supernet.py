@@ -106,10 +106,10 @@ def _put(conv:nn.Conv2d, value:Tensor, noise:float):
     "Let `conv` start from `value` and some noise."
     conv.weight.copy_(value + noise * value.std() * torch.randn_like(value))
 
-def _align_mb(block:MBConv, w:dict, noise:float, branch:float):
+def _align_mb(block:MBConv, w:dict, noise:float):
     "A mobile block: channel i of its middle starts as channel i of the common one, counted round and round."
     *_, last = block.block
-    if block.residual: nn.init.constant_(last[1].weight, branch)
+    if block.residual: nn.init.zeros_(last[1].weight)
     convs = [m for m in block.block.modules() if isinstance(m, nn.Conv2d) and m.bias is None]
     if len(convs) < 3: return                                  # without expansion
     at, of = torch.arange(last[0].in_channels) % len(w['expand']), last[0].in_channels / len(w['expand'])
@@ -154,14 +154,13 @@ def _align_shuffle(block:Shuffle, layer:Layer, w:dict, noise:float):
 def align(
     self:SuperNet,
     noise:float=.1,      # Of the deviation of what it is added to
-    branch:float=0.,     # First scale of what mobile blocks add to their shortcut
 ) -> SuperNet:
     "Let the ops of a layer start as nearly the same function; draws from torch's global generator."
     for layer, row in zip(self.space.layers, self.layers):
         kinds = {op.kind for op in self.space.ops}
         w, res = common_weights(layer, 'Shuffle' in kinds), bool(kinds & {'ResNet', 'ResNeXt'})
         for op, block in zip(self.space.ops, row):
-            if isinstance(block, MBConv): _align_mb(block, w, noise, branch)
+            if isinstance(block, MBConv): _align_mb(block, w, noise)
             elif isinstance(block, Bottleneck): _align_res(block, w, noise)
             elif isinstance(block, Shuffle): _align_shuffle(block, layer, w, noise)
             elif op.kind == 'ID' and isinstance(block, nn.Sequential): _put(block[0], w['plain' if res else 'linear'], noise)

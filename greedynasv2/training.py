@@ -52,7 +52,6 @@ class WeightConfig:
     clip: Amount = 0.                 # largest norm of the gradient; 0 = no limit
     augment: Literal['', 'none', 'shift', 'shift_flip', 'crop_flip'] = ''      # of training images; '' = as fits the data
     aligned: bool = False             # let the ops of a layer start as nearly one function (`SuperNet.align`, ours)
-    branch_scale: Amount = 0.         # and mobile blocks with a shortcut add so much to it first (ours)
     head_scale: Amount = 1.           # first scale of the features that the classifier sees (ours; no effect in res50se, which has no head)
 
 # %% ../nbs/11_training.ipynb #1d8c450f
@@ -119,8 +118,8 @@ def _scaled(recipe:dict, epochs:int) -> dict:
 RECIPES = dict(
     paper_mobile=dict(n_workers=8),
     paper_resnet=dict(n_workers=8, space='res50se'),
-    short=dict(image_size=32, epochs=18, batch_size=64, lr=.025, lr_warmup=100, label_smoothing=0., aligned=True,
-               branch_scale=1., head_scale=.25, augment='none', warmup_epochs=3, round_every=1, m=300, n_valid=400, q_label=.5,
+    short=dict(image_size=32, epochs=18, batch_size=64, lr=.025, lr_warmup=100, label_smoothing=0., head_scale=.25,
+               augment='none', warmup_epochs=3, round_every=1, m=300, n_valid=400, q_label=.5,
                q_start=.8, q_end=.95, q_epochs=2, filter_dim=32),
     demo=dict(width=.25, image_size=32, epochs=28, batch_size=32, lr=.015, lr_warmup=20, label_smoothing=0., clip=5.,
               augment='none', aligned=True, warmup_epochs=8, round_every=4, m=800, n_valid=128, q_end=.8, q_epochs=12,
@@ -434,7 +433,7 @@ def _build(self:Trainer, checkpoint):
         for layer, op in (~checkpoint[1]['space.alive']).nonzero().tolist(): self.space.drop(layer, op)
     with seeded(cfg.seed, 'first weights'):
         self.net = SuperNet(self.space)
-        if cfg.aligned: self.net.align(branch=cfg.branch_scale)
+        if cfg.aligned: self.net.align()
         for m in batch_norms(self.net.head): nn.init.constant_(m.weight, cfg.head_scale)
     self.net.to(device, memory_format=torch.channels_last)
     self.optimizer = torch.optim.SGD(self.net.parameters(), lr=cfg.lr, momentum=cfg.momentum,

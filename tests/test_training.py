@@ -374,13 +374,12 @@ def test_the_classifier_may_see_small_features_first(tmp_path):
     with pytest.raises(InputError, match='head_scale is 0.0; it must be above 0'): toy(tmp_path, head_scale=0.)
 
 
-@pytest.mark.parametrize('scale', (0., .5))
-def test_residual_branches_start_at_their_scale(tmp_path, scale):
-    "`branch_scale` is where the last batch norm of aligned blocks with a shortcut starts; others start at 1."
-    blocks = [b for row in Trainer(toy(tmp_path, aligned=True, branch_scale=scale), None).net.layers for b in row if isinstance(b, MBConv)]
+def test_aligned_residual_branches_start_at_zero(tmp_path):
+    "In aligned blocks with a shortcut the last batch norm starts at 0; others start at 1."
+    blocks = [b for row in Trainer(toy(tmp_path, aligned=True), None).net.layers for b in row if isinstance(b, MBConv)]
     first = [(b.residual, batch_norms(b)[-1].weight.unique().tolist()) for b in blocks]
     assert {True, False} == {residual for residual, _ in first}
-    assert all(weight == [scale if residual else 1.] for residual, weight in first)
+    assert all(weight == [0. if residual else 1.] for residual, weight in first)
 
 
 def test_labels_may_stop_at_half_while_the_filter_grows_pickier(data_file):
