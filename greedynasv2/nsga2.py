@@ -230,7 +230,7 @@ class Remembered:
         about:dict,             # What is evaluated: run, step, images
         chunk:int=10,           # Paths that are evaluated before the next look at the disk
     ):
-        self.evaluate, self.space, self.file, self.chunk, self.known = evaluate, space, Path(file), chunk, {}
+        self.evaluate, self.space, self.file, self.about, self.chunk = evaluate, space, Path(file), about, chunk
         text = self.file.read_text(errors='replace') if self.file.exists() else ''
         rows = [row for line in text.splitlines() if (row := _row(line))]              # the last line may be torn
         if text and (not rows or rows[0] != about):

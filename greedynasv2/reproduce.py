@@ -12,7 +12,7 @@ __all__ = ['METHODS', 'HANDED_IN', 'GROWTH', 'PAPER', 'budget_of', 'plan_runs', 
            'unchanged', 'claims', 'over_seeds', 'rank_curves', 'share_curves']
 
 # %% ../nbs/16_reproduce.ipynb #7c96ca0f
-import math, os, shutil, subprocess, sys, time
+import json, math, os, shutil, subprocess, sys, time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import cache
 from multiprocessing import get_context
@@ -22,7 +22,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from .core import InputError, Whole, generator, project_dir
+from .core import InputError, Whole, generator, project_dir, write_atomic
 from .nasbench import load_macro, macro_evaluator, macro_rank
 from .nsga2 import Remembered, run_evaluator, search
 from .runs import Run
@@ -232,11 +232,15 @@ def with_truth(found:dict) -> dict:
     return dict(found, true=truth(path).acc.item(), rank=macro_rank(path, truth).item())
 
 # %% ../nbs/16_reproduce.ipynb #4bd99874
-def searched(run:Run, evaluate, n_evals:int) -> dict:
-    "Searches with the run's filter, if it has one, and without."
-    filt = last_filter(run)
-    plain = search_found(evaluate, n_evals)
-    return dict(found=search_found(evaluate, n_evals, filt) if filt else plain, unfiltered=plain)
+def searched(run:Run, evaluate:Remembered, n_evals:int) -> dict:
+    "Searches with the run's filter, if it has one, and without; what they found is kept in the run's folder."
+    file, about = run.folder/'searched.json', dict(evaluate.about, n_evals=n_evals)
+    there = json.loads(file.read_text()) if file.exists() else {}
+    if there.pop('about', None) == about: return there         # another machine may draw other paths at a filter's edge
+    filt, plain = last_filter(run), search_found(evaluate, n_evals)
+    found = dict(found=search_found(evaluate, n_evals, filt) if filt else plain, unfiltered=plain)
+    write_atomic(file, json.dumps(dict(about=about, **found)) + '\n')
+    return found
 
 def most_similar(run:Run) -> float:
     "The largest similarity of two ops that any round has seen; -1 = none has looked."
@@ -312,7 +316,7 @@ def pair_correlations(sim:Tensor, evaluate, space:SearchSpace, n:int=10, n_paths
 
 
 # %% ../nbs/16_reproduce.ipynb #7694f0d2
-HANDED_IN = 'config.json', 'events.jsonl', 'scores.jsonl', 'pairs.jsonl', 'filters', 'results.json'      # the last says: whole
+HANDED_IN = 'config.json', 'events.jsonl', 'scores.jsonl', 'searched.json', 'pairs.jsonl', 'filters', 'results.json'      # the last says: whole
 
 def hand_in(run:Run, folder:Path, names=HANDED_IN):
     "Copy what measures rest on to `folder`."

@@ -1,5 +1,6 @@
 "The reproduction on a tiny budget: digits instead of CIFAR-10, everything else as it is."
-import shutil
+import json, shutil
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,8 @@ TINY = budget_of(data='digits', image_size=8, n_train=320, batch_size=32, epochs
                  filter_dim=8, lr_warmup=0)
 PLAN = {'spos-0': dict(method='spos', seed=0), 'greedynasv2-0': dict(method='greedynasv2', seed=0)}
 quiet = lambda line: None
+ROOT = Path(__file__).resolve().parent.parent
+PUBLISHED = ROOT/'results'/'nasbench_macro.json'
 pytestmark = pytest.mark.slow
 
 
@@ -53,3 +56,17 @@ def test_larger_spaces(tmp_path):
     shutil.rmtree(tmp_path/'runs')
     _, again = reproduce_growth(*where, missing=False, **how)
     assert again.equals(pairs)
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason='nothing is published yet')
+def test_what_is_published_follows_from_what_was_handed_in(tmp_path, data_file):
+    "The notebook gives the same numbers again from a copy of results/nasbench_macro, without a single weight."
+    import papermill
+    data_file('nas-bench-macro_cifar10.json')
+    shutil.copytree(PUBLISHED.with_suffix(''), tmp_path/'nasbench_macro')
+    papermill.execute_notebook(ROOT/'nbs/reproduce_nasbench.ipynb', tmp_path/'out.ipynb', dict(results=str(tmp_path/'nasbench_macro')), progress_bar=False)
+    again, published = (json.loads(f.read_text()) for f in (tmp_path/'nasbench_macro.json', PUBLISHED))
+    assert list(again['runs']) == list(published['runs']) and published['runs']
+    for name, run in published['runs'].items():
+        for key in ('rank', 'shares', 'tau', 'tau_by_loss', 'found', 'unfiltered'): assert again['runs'][name][key] == run[key], (name, key)
+    assert [c['claim'] for c in again['claims']] == [c['claim'] for c in published['claims']]
