@@ -315,6 +315,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                        'greedynasv2.reproduce._tau': ('reproduce.html#_tau', 'greedynasv2/reproduce.py'),
                                        'greedynasv2.reproduce._tau_rows': ('reproduce.html#_tau_rows', 'greedynasv2/reproduce.py'),
                                        'greedynasv2.reproduce._taus': ('reproduce.html#_taus', 'greedynasv2/reproduce.py'),
+                                       'greedynasv2.reproduce._warm_ups': ('reproduce.html#_warm_ups', 'greedynasv2/reproduce.py'),
                                        'greedynasv2.reproduce._with_interval': ( 'reproduce.html#_with_interval',
                                                                                  'greedynasv2/reproduce.py'),
                                        'greedynasv2.reproduce.about_run': ('reproduce.html#about_run', 'greedynasv2/reproduce.py'),

@@ -343,6 +343,11 @@ def _side_by_side(job, todo:list, n_jobs:int):
         take = lambda function, *args, **kwargs: processes.submit(function, *args, **kwargs).result()
         with ThreadPoolExecutor(at_a_time) as pool: list(pool.map(lambda item: job(item, n_threads, take), todo))
 
+def _warm_ups(budget:dict, plan:dict, root:Path, n_jobs:int):
+    "A warm-up for every seed of the runs that are still to be trained."
+    seeds = {changes.get('seed', 0) for name, changes in plan.items() if not ended(name, budget, root, changes)}
+    _side_by_side(lambda seed, n_threads, take: warm_up(budget, root, seed, n_threads), sorted(seeds), n_jobs)
+
 def _measured_once(measure, folder:Path, kwargs:dict):
     "Take the measures of a run, so that all scores are in its folder."
     measure(Run.open(folder), **kwargs)
@@ -370,8 +375,7 @@ def reproduce(
         report(f'{time.strftime("%H:%M")} {name}: measuring')
         take(_measured_once, measure, run.folder, kwargs)
         hand_in(run, results/name)
-    seeds = {plan[name].get('seed', 0) for name in do if not ended(name, budget, root, plan[name])}
-    _side_by_side(lambda seed, n, take: warm_up(budget, root, seed, n), sorted(seeds), n_jobs)
+    _warm_ups(budget, {name: plan[name] for name in do}, root, n_jobs)
     _side_by_side(carry_out, do, n_jobs)
     return {name: measure(run, **kwargs) for name, run in handed_in(budget, plan, results).items()}
 
