@@ -44,7 +44,7 @@ def test_a_plan_is_carried_out_once(tmp_path):
 
 def test_larger_spaces(tmp_path):
     "The networks found, and pairs of ops in the first space, once both its runs are there."
-    where, budget = (tmp_path/'results', tmp_path/'runs'), lambda space: dict(TINY, space=space, image_size=16, m=300)     # enough for a filter
+    where, budget = (tmp_path/'results', tmp_path/'runs'), lambda space: dict(TINY, space=space, image_size=16, m=300, aligned=True)     # enough for a filter
     how = dict(spaces=('toy',), budget=budget, n_images=40, n_evals=10, pairs=dict(n_images=20, n_calibration=20, n=2, n_paths=5))
     assert reproduce_growth(*where, missing=False, **how) == ({'toy': {}}, None)
     for name, changes in PLAN.items():                        # trained here: what notebooks do is tested above
