@@ -119,8 +119,8 @@ RECIPES = dict(
     paper_mobile=dict(n_workers=8),
     paper_resnet=dict(n_workers=8, space='res50se'),
     short=dict(image_size=32, epochs=18, batch_size=64, lr=.025, lr_warmup=100, label_smoothing=0., head_scale=.25,
-               augment='none', warmup_epochs=3, round_every=1, m=300, n_valid=400, q_label=.5,
-               q_start=.8, q_end=.95, q_epochs=2, filter_dim=32),
+               augment='none', warmup_epochs=3, round_every=1, m=300, n_valid=400, q_label=.8,
+               q_start=.8, q_end=.95, q_epochs=2, filter_dim=32, filter_iters=120),
     demo=dict(width=.25, image_size=32, epochs=28, batch_size=32, lr=.015, lr_warmup=20, label_smoothing=0., clip=5.,
               augment='none', aligned=True, warmup_epochs=8, round_every=4, m=800, n_valid=128, q_end=.8, q_epochs=12,
               filter_dim=16, merge_threshold=.7, memory=1))
