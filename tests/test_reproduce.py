@@ -44,7 +44,8 @@ def test_a_plan_is_carried_out_once(tmp_path):
 
 def test_larger_spaces(tmp_path):
     "The networks found, and pairs of ops in the first space, once both its runs are there."
-    where, budget = (tmp_path/'results', tmp_path/'runs'), lambda space: dict(TINY, space=space, image_size=16, m=300, aligned=True)     # enough for a filter
+    where, enough = (tmp_path/'results', tmp_path/'runs'), dict(image_size=16, m=300, aligned=True, q_label=.5, filter_iters=0)     # for a filter
+    budget = lambda space: {**TINY, **enough, 'space': space}
     how = dict(spaces=('toy',), budget=budget, n_images=40, n_evals=10, pairs=dict(n_images=20, n_calibration=20, n=2, n_paths=5))
     assert reproduce_growth(*where, missing=False, **how) == ({'toy': {}}, None)
     for name, changes in PLAN.items():                        # trained here: what notebooks do is tested above
@@ -64,7 +65,8 @@ def test_what_is_published_follows_from_what_was_handed_in(tmp_path, data_file):
     import papermill
     data_file('nas-bench-macro_cifar10.json')
     shutil.copytree(PUBLISHED.with_suffix(''), tmp_path/'nasbench_macro')
-    papermill.execute_notebook(ROOT/'nbs/reproduce_nasbench.ipynb', tmp_path/'out.ipynb', dict(results=str(tmp_path/'nasbench_macro')), progress_bar=False)
+    papermill.execute_notebook(ROOT/'nbs/reproduce_nasbench.ipynb', tmp_path/'out.ipynb', dict(results=str(tmp_path/'nasbench_macro')),
+                               progress_bar=False)
     again, published = (json.loads(f.read_text()) for f in (tmp_path/'nasbench_macro.json', PUBLISHED))
     assert list(again['runs']) == list(published['runs']) and published['runs']
     for name, run in published['runs'].items():
