@@ -780,6 +780,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                       'greedynasv2.training.load_task': ('training.html#load_task', 'greedynasv2/training.py'),
                                       'greedynasv2.training.make_config': ('training.html#make_config', 'greedynasv2/training.py'),
                                       'greedynasv2.training.may_stop': ('training.html#may_stop', 'greedynasv2/training.py'),
+                                      'greedynasv2.training.recipe_of': ('training.html#recipe_of', 'greedynasv2/training.py'),
                                       'greedynasv2.training.run_folder': ('training.html#run_folder', 'greedynasv2/training.py'),
                                       'greedynasv2.training.run_parameters': ('training.html#run_parameters', 'greedynasv2/training.py'),
                                       'greedynasv2.training.simulate': ('training.html#simulate', 'greedynasv2/training.py'),

@@ -27,7 +27,7 @@ from .nasbench import load_macro, macro_evaluator, macro_rank
 from .nsga2 import Remembered, run_evaluator, search
 from .runs import Run
 from .spaces import SearchSpace
-from .training import RECIPES, RoundConfig, TrainConfig, make_config, may_stop
+from .training import RoundConfig, TrainConfig, make_config, may_stop, recipe_of
 from .vpu import PathFilter, filter_metrics, macro_truth
 
 # %% ../nbs/16_reproduce.ipynb #3f2c9ff3
@@ -37,7 +37,7 @@ def budget_of(
     **changes,
 ) -> dict:                     # Parameters of `TrainConfig`
     "What every run of the reproduction may spend: the recipe *short* on CIFAR-10, and changes to that."
-    given = {**RECIPES['short'], 'data': 'cifar10', 'space': space, 'image_size': image_size, **changes}
+    given = {**recipe_of('short', space), 'data': 'cifar10', 'space': space, 'image_size': image_size, **changes}
     make_config('short', **given)                              # a wrong name or value is refused here
     return given
 
