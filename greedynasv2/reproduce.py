@@ -231,13 +231,17 @@ def search_found(evaluate, n_evals:int=200, filt:PathFilter|None=None, seed:int=
     "What a search finds, and the scores of all paths that it tried."
     found = search(evaluate.space, evaluate, n_evals, path_filter=filt, seed=seed, report=None)
     return dict(path=evaluate.space.decode(found.best, compact=True), acc=float(found.history.acc.max()),
-                n_evals=len(found.history), filtered=filt is not None, history=found.history.acc.round(2).tolist())
+                n_evals=len(found.history), filtered=filt is not None, history=found.history.acc.round(2).tolist(),
+                paths=found.history.path.tolist())
 
-def with_truth(found:dict) -> dict:
-    "The same, with true accuracy and percentile rank of the path: NAS-Bench-Macro only."
-    truth = macro_evaluator()
-    path = truth.space.encode([found['path']])
-    return dict(found, true=truth(path).acc.item(), rank=macro_rank(path, truth).item())
+def with_truth(
+    found:dict,
+    n_best:int=10,      # So many of the paths that it thought best of are looked at too: one is a matter of luck
+) -> dict:
+    "The same, with true accuracy and percentile rank of the path, and the mean accuracy of the best: NAS-Bench-Macro only."
+    truth, order = macro_evaluator(), torch.tensor(found['history']).argsort(descending=True, stable=True)
+    path, best = truth.space.encode([found['path']]), truth.space.encode([found['paths'][i] for i in order[:n_best].tolist()])
+    return dict(found, true=truth(path).acc.item(), rank=macro_rank(path, truth).item(), true_best=truth(best).acc.mean().item())
 
 # %% ../nbs/16_reproduce.ipynb #4bd99874
 def searched(run:Run, evaluate:Remembered, n_evals:int) -> dict:
@@ -588,8 +592,9 @@ def claims(
     "The claims of the paper beside what was measured."
     runs, variants = _seeds(done, 'greedynasv2'), [*METHODS, *sorted({k.rsplit('-', 1)[0] for k in done} - {*METHODS})]
     rows = [*_rank_rows(done), *_filter_rows(runs), *_tau_rows(done)]
-    for name, what in ('true', 'true accuracy'), ('acc', 'accuracy in the supernet'):
-        rows += [(f'{what} of the network found, {v} (%)', '', _spread([r['found'][name] for r in _seeds(done, v)])) for v in variants]
+    for name, what in ('true', 'true accuracy of the network found'), ('true_best', 'mean true accuracy of the ten best that search saw'), \
+                      ('acc', 'accuracy in the supernet of the network found'):
+        rows += [(f'{what}, {v} (%)', '', _spread([r['found'][name] for r in _seeds(done, v)])) for v in variants]
     rows += [(f'ops merged, {v}', '', _spread([r['merged'] for r in _seeds(done, v)])) for v in variants if v not in METHODS[:2]]
     return pd.DataFrame(rows + _stop_rows(runs) + _merge_rows(merged or {}) + _growth_rows(grown or {}) + _pair_rows(pairs), columns=['claim', 'paper', 'ours'])
 
