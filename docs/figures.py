@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT/'tests')]
 from browser import chromium
 
-from greedynasv2.reproduce import rank_curves
+from greedynasv2.reproduce import rank_curves, tau_of_flops
 from greedynasv2.spaces import GREEDYNAS_B, get_space
 from greedynasv2.viz import COLOURS, plot_curves, plot_intervals, plot_path, plot_space
 
@@ -60,11 +60,11 @@ def _reproduced(key):
 
 def ranks():
     return plot_curves(rank_curves(_reproduced('rank')), 'epoch', 'mean percentile rank (0 is best)',
-                       'Paths that were trained, ranked by the truth').update_layout(height=400)
+                       'Paths that were trained, ranked by the truth').update_layout(height=400, yaxis_rangemode='tozero')
 
 
 def tau():
-    return plot_intervals(_reproduced('tau'), 'tau', 'tau (%)', "Kendall's tau among the true top 10 %, with 95 % bootstrap "
+    return plot_intervals(_reproduced('tau') | {'multiply-adds alone': tau_of_flops()}, 'tau', 'tau (%)', "Kendall's tau among the true top 10 %, with 95 % bootstrap "
                           'intervals').update_layout(height=360)
 
 
