@@ -46,17 +46,17 @@ def test_larger_spaces(tmp_path):
     "The networks found, and pairs of ops in the first space, once both its runs are there."
     where, enough = (tmp_path/'results', tmp_path/'runs'), dict(image_size=16, m=300, aligned=True, q_label=.5, filter_iters=0)     # for a filter
     budget = lambda space: {**TINY, **enough, 'space': space}
-    how = dict(spaces=('toy',), budget=budget, n_images=40, n_evals=10, pairs=dict(n_images=20, n_calibration=20, n=2, n_paths=5))
+    how = dict(spaces=('toy',), budget=budget, n_images=40, n_evals=10, epochs=1, n_train=320, pairs=dict(n_images=20, n_calibration=20, n=2, n_paths=5))
     assert reproduce_growth(*where, missing=False, **how) == ({'toy': {}}, None)
     for name, changes in PLAN.items():                        # trained here: what notebooks do is tested above
         train_supernet(make_config('short', **budget('toy'), **changes, stop_rule='none',
                                    run_dir=str(tmp_path/'runs'/'toy'/name)), report=None)
     grown, pairs = reproduce_growth(*where, report=quiet, **how)
-    assert [0 <= m['found']['acc'] <= 100 for m in grown['toy'].values()] == [True, True]
+    assert [0 <= m['found']['acc'] <= 100 and 0 < m['retrained'] <= 100 for m in grown['toy'].values()] == [True, True]
     assert list(pairs.pairs) == ['similar', 'similar', 'dissimilar', 'dissimilar', 'random', 'random']
     shutil.rmtree(tmp_path/'runs')
-    _, again = reproduce_growth(*where, missing=False, **how)
-    assert again.equals(pairs)
+    grown_again, again = reproduce_growth(*where, missing=False, **how)
+    assert again.equals(pairs) and grown_again == grown
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason='nothing is published yet')
