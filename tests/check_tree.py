@@ -7,7 +7,8 @@ MAX_MB = 3
 STALE = {'.ipynb': 'not clean', '.py': 'not what the notebooks export', '.toml': 'not what settings.ini says'}
 # Notebooks that papermill gives parameters to, as file patterns
 WITH_PARAMETERS = ['explore_spaces.ipynb', 'benchmark.ipynb', 'filter_nasbench.ipynb', 'rank_of_paths.ipynb', 'search_nasbench.ipynb',
-                   'train_supernet.ipynb', 'search.ipynb', 'retrain.ipynb', 'transfer_detection.ipynb', 'watch_*.ipynb']
+                   'reproduce_nasbench.ipynb', 'train_supernet.ipynb', 'search.ipynb', 'retrain.ipynb', 'transfer_detection.ipynb',
+                   'watch_*.ipynb']
 
 
 def copy_tree(dest):
