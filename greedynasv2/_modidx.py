@@ -300,6 +300,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                    'greedynasv2.nsga2.search_worker': ('nsga2.html#search_worker', 'greedynasv2/nsga2.py')},
             'greedynasv2.reproduce': { 'greedynasv2.reproduce._filter_rows': ('reproduce.html#_filter_rows', 'greedynasv2/reproduce.py'),
                                        'greedynasv2.reproduce._found_rows': ('reproduce.html#_found_rows', 'greedynasv2/reproduce.py'),
+                                       'greedynasv2.reproduce._found_there': ('reproduce.html#_found_there', 'greedynasv2/reproduce.py'),
                                        'greedynasv2.reproduce._growth_rows': ('reproduce.html#_growth_rows', 'greedynasv2/reproduce.py'),
                                        'greedynasv2.reproduce._hand_in_pairs': ( 'reproduce.html#_hand_in_pairs',
                                                                                  'greedynasv2/reproduce.py'),

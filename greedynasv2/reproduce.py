@@ -587,18 +587,20 @@ def _of_images(acc:float, n:int) -> str:
     "An accuracy in percent, with the 95 % interval of a share of `n` images."
     return f'{acc:.1f} ± {1.96 * math.sqrt(acc * (100 - acc) / n):.1f}'
 
+def _found_there(m:dict) -> str:
+    "The network found in a larger space: in the supernet, and trained alone."
+    return f'{_of_images(m["final"], m["n_final"])}; {_of_images(m["retrained"], 10_000)}'
+
 def _growth_rows(grown:dict) -> list[tuple]:
     "The network found in spaces that grow."
     paper = dict(spos=('56.5', '', '33.4'), greedynasv2=('58.1', '', '43.8'))
-    said = lambda m: f'{_of_images(m["final"], m["n_final"])}; {_of_images(m["retrained"], 10_000)}'
     return [(f'{space}: accuracy of the network found in the supernet; trained alone, {m} (%)', paper[m][i],
-             '; '.join(map(said, _seeds(grown.get(space, {}), m))) or 'not measured yet')
+             '; '.join(map(_found_there, _seeds(grown.get(space, {}), m))) or 'not measured yet')
             for i, space in enumerate(GROWTH) for m in paper]
 
 def _merge_rows(done:dict) -> list[tuple]:
     "The same in the largest space when ops merge early, late or never, and when all paths are trained."
-    said = lambda m: f'{m["merged"]}; {_of_images(m["final"], m["n_final"])}; {_of_images(m["retrained"], 10_000)}'
-    return [(f'{GROWTH[-1]}, {name}: ops merged; accuracy of the network found in the supernet; trained alone (%)', '', said(m))
+    return [(f'{GROWTH[-1]}, {name}: ops merged; accuracy of the network found in the supernet; trained alone (%)', '', f'{m["merged"]}; {_found_there(m)}')
             for name, m in done.items() if not name.startswith('spos')]
 
 # %% ../nbs/16_reproduce.ipynb #5eab0e24
