@@ -342,6 +342,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                   'greedynasv2/reproduce.py'),
                                        'greedynasv2.reproduce.kept_scores': ('reproduce.html#kept_scores', 'greedynasv2/reproduce.py'),
                                        'greedynasv2.reproduce.last_filter': ('reproduce.html#last_filter', 'greedynasv2/reproduce.py'),
+                                       'greedynasv2.reproduce.last_similarity': ( 'reproduce.html#last_similarity',
+                                                                                  'greedynasv2/reproduce.py'),
                                        'greedynasv2.reproduce.mean_rank': ('reproduce.html#mean_rank', 'greedynasv2/reproduce.py'),
                                        'greedynasv2.reproduce.measure_growth': ( 'reproduce.html#measure_growth',
                                                                                  'greedynasv2/reproduce.py'),
