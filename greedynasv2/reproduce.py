@@ -10,7 +10,7 @@ __all__ = ['METHODS', 'ROUNDS', 'UNUSED', 'HANDED_IN', 'GROWTH', 'PAPER', 'GROWN
            'most_similar', 'about_run', 'measure_run', 'last_similarity', 'pick_pairs', 'swapped', 'pair_correlations',
            'hand_in', 'handed_in', 'reproduce', 'unchanged', 'reproduce_variants', 'growth_budget', 'plan_growth',
            'kept_retraining', 'measure_growth', 'measure_pairs', 'reproduce_growth', 'mean_rank', 'at_operating_point',
-           'would_stop', 'brought_after', 'claims', 'over_seeds', 'rank_curves', 'share_curves']
+           'would_stop', 'brought_after', 'of_images', 'claims', 'over_seeds', 'rank_curves', 'share_curves']
 
 # %% ../nbs/16_reproduce.ipynb #7c96ca0f
 import dataclasses, json, math, os, shutil, subprocess, sys, time
@@ -595,13 +595,15 @@ def _stop_rows(runs:list[dict]) -> list[tuple]:
 GROWN = {'spos': ('56.5; 76.8', '48.2; 76.6', '33.4; 75.5'), 'greedynasv2': ('58.1; 77.3', '55.5; 77.4', '43.8; 77.5')}     # ImageNet
 ABLATED = dict(no_path_shrinkage='42.1; 76.8', no_op_shrinkage='39.6; 77.2')
 
-def _of_images(acc:float, n:int) -> str:
-    "An accuracy in percent, with the 95 % interval of a share of `n` images."
-    return f'{acc:.1f} ± {1.96 * math.sqrt(acc * (100 - acc) / n):.1f}'
+def of_images(acc:float, n:int) -> dict:      # `acc`, `low` and `high` (95 %)
+    "An accuracy in percent on `n` images, and how far it can be trusted."
+    reach = 1.96 * math.sqrt(acc * (100 - acc) / n)
+    return dict(acc=acc, low=acc - reach, high=acc + reach)
 
 def _found_there(m:dict) -> str:
     "The network found in a larger space: in the supernet, and trained alone."
-    return f'{_of_images(m["final"], m["n_final"])}; {_of_images(m["retrained"], 10_000)}'
+    both = of_images(m['final'], m['n_final']), of_images(m['retrained'], 10_000)
+    return '; '.join(f'{a["acc"]:.1f} ± {a["high"] - a["acc"]:.1f}' for a in both)
 
 def _growth_rows(grown:dict) -> list[tuple]:
     "The network found in spaces that grow."
