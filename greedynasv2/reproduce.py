@@ -441,8 +441,7 @@ GROWTH = 'mbse', 'mbse_mix', 'mbse_mix_shuffle'
 
 def growth_budget(space:str) -> dict:
     "What each run in the larger spaces may spend."
-    return budget_of(space, image_size=32, width=.5, epochs=12, round_every=2, m=800, n_valid=200, q_label=.5, q_epochs=4,
-                     filter_dim=16, filter_iters=0)
+    return budget_of(space, image_size=32, width=.5)
 
 def plan_growth(space:str) -> tuple[dict, dict]:      # Runs, and variants of GreedyNASv2
     "SPOS and GreedyNASv2; in the largest space also every kind of shrinkage and merge threshold."

@@ -125,14 +125,15 @@ RECIPES = dict(
               augment='none', aligned=True, warmup_epochs=8, round_every=4, m=800, n_valid=128, q_end=.8, q_epochs=12,
               filter_dim=16, merge_threshold=.7, memory=1))
 BEYOND = dict(                                     # what a space asks for beyond its recipe
-    short=dict(nasbench_macro=dict(aligned=False)),
+    short=dict(nasbench_macro=dict(aligned=False), **dict.fromkeys(('mbse', 'mbse_mix', 'mbse_mix_shuffle'), dict(
+        epochs=12, round_every=2, m=800, n_valid=200, q_label=.5, q_epochs=4, filter_dim=16, filter_iters=0))),
     demo=dict(res50se=dict(lr=.05, memory=4), toy=dict(width=1., image_size=16),
               mbse_mix_shuffle=dict(epochs=40, warmup_epochs=11, round_every=6, q_epochs=17, m=600, memory=4)))
 
 # %% ../nbs/11_training.ipynb #80186c2d
 def recipe_of(recipe:str, space:str) -> dict:
     "The changes that a recipe makes for a space."
-    return {**RECIPES[recipe], **BEYOND.get(recipe, {}).get(space, {})}
+    return {**RECIPES[recipe], **BEYOND.get(recipe, {}).get(ALIASES.get(space, space), {})}
 
 def choose_recipe(recipe:str='', data:str='digits', space:str='mbse', **others) -> str:
     "`recipe`, or if that is empty: demo for the embedded digits, short for CIFAR-10, else the paper's."
