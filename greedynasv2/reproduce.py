@@ -8,9 +8,10 @@ __all__ = ['METHODS', 'ROUNDS', 'UNUSED', 'HANDED_IN', 'GROWTH', 'PAPER', 'GROWN
            'trained_ranks', 'rank_shares', 'filter_table', 'kept_scores', 'score_paths', 'top_paths', 'kendall',
            'kendall_gain', 'tau_of_flops', 'last_filter', 'search_found', 'with_truth', 'kept', 'searched',
            'most_similar', 'about_run', 'measure_run', 'last_similarity', 'pick_pairs', 'swapped', 'pair_correlations',
-           'hand_in', 'handed_in', 'reproduce', 'unchanged', 'reproduce_variants', 'growth_budget', 'plan_growth',
-           'kept_retraining', 'measure_growth', 'measure_pairs', 'reproduce_growth', 'mean_rank', 'at_operating_point',
-           'would_stop', 'brought_after', 'of_images', 'claims', 'over_seeds', 'rank_curves', 'share_curves']
+           'hand_in', 'handed_in', 'reproduce', 'merges_above', 'twin_of', 'reproduce_variants', 'growth_budget',
+           'plan_growth', 'kept_retraining', 'measure_growth', 'measure_pairs', 'reproduce_growth', 'mean_rank',
+           'at_operating_point', 'would_stop', 'brought_after', 'of_images', 'claims', 'over_seeds', 'rank_curves',
+           'share_curves']
 
 # %% ../nbs/16_reproduce.ipynb #7c96ca0f
 import dataclasses, json, math, os, shutil, subprocess, sys, time
@@ -197,7 +198,7 @@ def _with_interval(
     "The measure, the limits `low` and `high` of 95 % of what it is for resampled rows, and their number `n`."
     n = len(rows)
     draws = torch.randint(n, (n_boot, n), generator=generator(seed, 'bootstrap')).numpy()
-    low, high = torch.tensor([measure(rows.iloc[i]) for i in draws]).quantile(torch.tensor([.025, .975])).tolist()
+    low, high = torch.tensor([float(measure(rows.iloc[i])) for i in draws]).quantile(torch.tensor([.025, .975])).tolist()
     return {name: measure(rows), 'low': low, 'high': high, 'n': n}
 
 # %% ../nbs/16_reproduce.ipynb #23d99639
@@ -311,14 +312,18 @@ def pick_pairs(
     space:SearchSpace,         # Only pairs of ops that are alive here
     n:int=10,
     seed:int=0,
-) -> dict[str, list]:          # Lists of (layer, op, op, similarity): `similar`, `dissimilar`, `random`
-    "The most similar, the least similar, and random pairs of ops."
+) -> dict[str, list]:          # Lists of (layer, op, op, similarity): `similar`, `same layers`, `dissimilar`, `random`
+    "The most similar, others of the same layers, the least similar, and random pairs of ops."
     both = space.alive[:, :, None] & space.alive[:, None, :]
     pairs = both.triu(1).nonzero()
     values = sim[tuple(pairs.T)]
     order = values.argsort(descending=True, stable=True)
     some = torch.randperm(len(pairs), generator=generator(seed, 'pairs'))
-    chosen = dict(similar=order[:n], dissimilar=order.flip(0)[:n], random=some[:n])
+    others, near = [i for i in some.tolist() if i not in order[:n]], []
+    for layer in pairs[order[:n], 0]:
+        found = next((i for i in others if pairs[i, 0] == layer and i not in near), None)
+        if found is not None: near.append(found)
+    chosen = {'similar': order[:n], 'same layers': near, 'dissimilar': order.flip(0)[:n], 'random': some[:n]}
     return {k: [(*pairs[i].tolist(), values[i].item()) for i in at] for k, at in chosen.items()}
 
 
@@ -327,24 +332,24 @@ def swapped(
     evaluate, space:SearchSpace,
     layer:int, a:int, b:int,       # Where, and which two ops
     n_paths:int=100, seed:int=0,
-) -> tuple[float, float]:          # Spearman's and Kendall's correlation, in percent
-    "How alike paths with op `a` are ranked when `b` takes its place."
+) -> tuple[float, float, float]:   # Spearman's and Kendall's correlation, in percent; how far the mean loss moves, in deviations
+    "How alike paths with op `a` are ranked when `b` takes its place, and what that does to their losses."
     from scipy.stats import kendalltau, spearmanr
     first = space.sample(n_paths, generator(seed, 'swapped', layer, a, b))
     first[:, layer] = a
     second = first.clone()
     second[:, layer] = b
     x, y = (evaluate(p).loss.numpy() for p in (first, second))
-    return 100 * spearmanr(x, y).statistic, 100 * kendalltau(x, y).statistic
+    return 100 * spearmanr(x, y).statistic, 100 * kendalltau(x, y).statistic, float(abs(y.mean() - x.mean()) / x.std())
 
 def pair_correlations(sim:Tensor, evaluate, space:SearchSpace, n:int=10, n_paths:int=100, seed:int=0) -> pd.DataFrame:
-    "A row a pair: `pairs` (similar, dissimilar, random), `layer`, `ops`, `similarity`, `spearman`, `kendall`."
+    "A row a pair: `pairs` (as `pick_pairs` calls them), `layer`, `ops`, `similarity`, `spearman`, `kendall`, `moved`."
     rows = []
     for name, pairs in pick_pairs(sim, space, n, seed).items():
         for layer, a, b, s in pairs:
-            rho, tau = swapped(evaluate, space, layer, a, b, n_paths, seed)
+            rho, tau, moved = swapped(evaluate, space, layer, a, b, n_paths, seed)
             ops = f'{space.ops[a].name}, {space.ops[b].name}'
-            rows.append(dict(pairs=name, layer=layer, ops=ops, similarity=s, spearman=rho, kendall=tau))
+            rows.append(dict(pairs=name, layer=layer, ops=ops, similarity=s, spearman=rho, kendall=tau, moved=moved))
     return pd.DataFrame(rows)
 
 
@@ -414,13 +419,19 @@ def reproduce(
     return {name: measure(run, **kwargs) for name, run in handed_in(budget, plan, results).items()}
 
 # %% ../nbs/16_reproduce.ipynb #4687d51f
-def unchanged(
-    measured:dict|None,      # A run of GreedyNASv2
-    changes:dict,            # From `plan_variants`
-) -> bool:
-    "Would a run with these changes be this run again, because no two ops were ever alike enough to merge?"
-    threshold = 1. if changes.get('op_shrinkage') is False else changes.get('merge_threshold')
-    return bool(measured and threshold and measured['most_similar'] <= min(threshold, measured['config']['merge_threshold']))
+def merges_above(cfg:dict) -> float:      # 1 = nothing merges
+    "Above which similarity ops merge."
+    return cfg.get('merge_threshold', TrainConfig.merge_threshold) if cfg.get('op_shrinkage', True) else 1.
+
+def twin_of(
+    done:dict,         # Measures by name
+    changes:dict,      # From `plan_variants`
+) -> str|None:
+    "The run that one with these changes would be once more, because no two ops were ever alike enough to tell the thresholds apart."
+    if 'path_shrinkage' in changes: return None
+    same = lambda m: m['most_similar'] <= min(merges_above(changes), merges_above(m['config']))
+    return next((n for n in (f'greedynasv2-{changes["seed"]}', f'no_op_shrinkage-{changes["seed"]}') if n in done and same(done[n])), None)
+
 
 # %% ../nbs/16_reproduce.ipynb #73ae4977
 def reproduce_variants(
@@ -428,13 +439,15 @@ def reproduce_variants(
     plan:dict,                    # From `plan_runs`
     variants:dict,                # From `plan_variants`
     *where, **how,                # As in `reproduce`
-) -> tuple[dict, list[str]]:      # Measures by name, and which variants are a run of the plan again
+) -> tuple[dict, dict]:           # Measures by name, and which variants are another run again
     "`reproduce` a plan, then variants of GreedyNASv2, without those that would be the same run once more."
-    done = reproduce(budget, plan, *where, **how)
-    whole = lambda name: done.get(f'greedynasv2-{variants[name]["seed"]}')
-    same = [name for name, changes in variants.items() if unchanged(whole(name), changes)]
-    done |= reproduce(budget, {k: v for k, v in variants.items() if k not in same}, *where, **how)
-    return done | {name: whole(name) for name in same}, same
+    done, same = reproduce(budget, plan, *where, **how), {}
+    for thresholds in False, True:                                   # what never merged may stand for a high threshold
+        batch = {name: changes for name, changes in variants.items() if ('merge_threshold' in changes) == thresholds}
+        same |= {name: twin for name, changes in batch.items() if (twin := twin_of(done, changes))}
+        done |= reproduce(budget, {name: changes for name, changes in batch.items() if name not in same}, *where, **how)
+    return done | {name: done[twin] for name, twin in same.items()}, same
+
 
 # %% ../nbs/16_reproduce.ipynb #7cf691a8
 GROWTH = 'mbse', 'mbse_mix', 'mbse_mix_shuffle'
@@ -619,12 +632,13 @@ def _merge_rows(done:dict) -> list[tuple]:
 # %% ../nbs/16_reproduce.ipynb #5eab0e24
 def _pair_rows(pairs:pd.DataFrame|None) -> list[tuple]:
     "Pairs of ops: similarity and rank correlations, with bootstrap intervals over the pairs."
-    paper = dict(similar=('0.91', '99.26', '93.68'), dissimilar=('-0.22', '73.38', '69.58'), random=('0.34', '83.62', '78.31'))
+    paper = {'similar': ('0.91', '99.26', '93.68', ''), 'same layers': [''] * 4, 'dissimilar': ('-0.22', '73.38', '69.58', ''),
+             'random': ('0.34', '83.62', '78.31', '')}
     def said(kind, what):
         found = _with_interval(lambda rows: rows[what].mean(), pairs[pairs.pairs == kind], name='mean')
         return '{mean:.2f} (95 %: {low:.2f} to {high:.2f})'.format(**found)
-    return [(f'{kind} pairs of ops: {what}', text, 'not measured yet' if pairs is None else said(kind, what))
-            for kind, texts in paper.items() for what, text in zip(('similarity', 'spearman', 'kendall'), texts)]
+    return [(f'pairs of ops, {kind}: {what}', text, 'not measured yet' if pairs is None else said(kind, what))
+            for kind, texts in paper.items() for what, text in zip(('similarity', 'spearman', 'kendall', 'moved'), texts)]
 
 def _search_rows(runs:list[dict]) -> list[tuple]:
     "What the filter does to a search: the mean accuracy, in the supernet, of all paths that it tried."

@@ -53,7 +53,9 @@ def test_larger_spaces(tmp_path):
                                    run_dir=str(tmp_path/'runs'/'toy'/name)), report=None)
     grown, pairs = reproduce_growth(*where, report=quiet, **how)
     assert [0 <= m['found']['acc'] <= 100 and 0 < m['retrained'] <= 100 for m in grown['toy'].values()] == [True, True]
-    assert list(pairs.pairs) == ['similar', 'similar', 'dissimilar', 'dissimilar', 'random', 'random']
+    assert list(pairs.pairs) == [kind for kind in ('similar', 'same layers', 'dissimilar', 'random') for _ in range(2)]
+    told = claims({}, grown, pairs).set_index('claim').ours
+    assert all('95 %' in told[f'pairs of ops, {kind}: {what}'] for kind in ('similar', 'random') for what in ('similarity', 'kendall', 'moved'))
     shutil.rmtree(tmp_path/'runs')
     grown_again, again = reproduce_growth(*where, missing=False, **how)
     assert again.equals(pairs) and grown_again == grown
