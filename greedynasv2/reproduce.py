@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['METHODS', 'ROUNDS', 'UNUSED', 'HANDED_IN', 'GROWTH', 'PAPER', 'GROWN', 'ABLATED', 'budget_of', 'plan_runs',
            'plan_variants', 'run_notebook', 'is_run_of', 'warm_up', 'ended', 'train_run', 'paths_of', 'path_ranks',
-           'trained_ranks', 'rank_shares', 'filter_table', 'kept_scores', 'score_paths', 'top_paths', 'kendall',
-           'kendall_gain', 'tau_of_flops', 'last_filter', 'search_found', 'with_truth', 'kept', 'searched',
-           'most_similar', 'about_run', 'measure_run', 'last_similarity', 'pick_pairs', 'swapped', 'pair_correlations',
-           'hand_in', 'handed_in', 'reproduce', 'merges_above', 'twin_of', 'reproduce_variants', 'growth_budget',
-           'plan_growth', 'kept_retraining', 'measure_growth', 'measure_pairs', 'reproduce_growth', 'mean_rank',
-           'at_operating_point', 'would_stop', 'brought_after', 'of_images', 'claims', 'over_seeds', 'rank_curves',
-           'share_curves']
+           'trained_ranks', 'rank_shares', 'round_table', 'filter_table', 'kept_scores', 'score_paths', 'top_paths',
+           'kendall', 'kendall_gain', 'tau_of_flops', 'last_filter', 'search_found', 'with_truth', 'kept', 'searched',
+           'most_similar', 'about_run', 'measure_run', 'last_similarity', 'steadiness', 'pick_pairs', 'swapped',
+           'pair_correlations', 'hand_in', 'handed_in', 'reproduce', 'merges_above', 'twin_of', 'reproduce_variants',
+           'growth_budget', 'plan_growth', 'kept_retraining', 'measure_growth', 'measure_pairs', 'reproduce_growth',
+           'mean_rank', 'at_operating_point', 'would_stop', 'stopped_share', 'brought_after', 'of_images', 'claims',
+           'over_seeds', 'rank_curves', 'share_curves']
 
 # %% ../nbs/16_reproduce.ipynb #7c96ca0f
 import dataclasses, json, math, os, shutil, subprocess, sys, time
@@ -149,17 +149,19 @@ def rank_shares(ranks:pd.DataFrame, warmup_epochs:int, n_bins:int=20) -> list[fl
     return (100 * counts / counts.sum()).tolist()
 
 # %% ../nbs/16_reproduce.ipynb #3dcb2df8
-def filter_table(run:Run) -> pd.DataFrame:      # A row a round; precision, recall and `kept` in percent
+def round_table(run:Run) -> pd.DataFrame:      # A row a round; none if the method has no filter
+    "What the stopping rule asks about every round, and how many ops are left."
+    rounds = run.events('round')
+    if 'phi' not in rounds: return pd.DataFrame()
+    facts = rounds.reindex(columns=['round', 'epoch', 'q', 'u', 'kappa', 'ops', 'merged'])
+    return facts.assign(trusted=rounds.verdict == '')
+
+def filter_table(run:Run) -> pd.DataFrame:      # The same, with precision, recall and `kept` in percent
     "The filter of every round, judged by the truth: the worst 90 % are weak."
     paths, weak = macro_truth()
-    rounds, rows = run.events('round'), []
-    for r in rounds.itertuples() if 'phi' in rounds else []:
-        filt = run.filter_at(r.round)
-        if not filt.rounds: continue                           # no filter could be trusted yet
-        facts = dict(round=r.round, epoch=r.epoch, q=r.q, u=getattr(r, 'u', None), kappa=getattr(r, 'kappa', None),
-                     ops=r.ops, merged=r.merged, trusted=not r.verdict)
-        rows.append(facts | filter_metrics(filt, paths, weak))
-    return pd.DataFrame(rows)
+    judged = lambda r: filter_metrics(run.filter_at(r['round']), paths, weak)
+    known = lambda r: run.filter_at(r['round']).rounds                   # else no filter could be trusted yet
+    return pd.DataFrame([r | judged(r) for r in round_table(run).to_dict('records') if known(r)])
 
 # %% ../nbs/16_reproduce.ipynb #7d17950e
 def kept_scores(
@@ -305,6 +307,19 @@ def last_similarity(run:Run) -> Tensor|None:      # `(n_layers, n_ops, n_ops)`; 
         alive, now = run.space_at(seen.round - 1).alive, torch.tensor(seen.matrices)
         sim = now if sim is None else torch.where(alive[:, :, None] & alive[:, None, :], now, sim)
     return sim
+
+# %% ../nbs/16_reproduce.ipynb #64b2f1d7
+def steadiness(run:Run) -> pd.DataFrame:      # `layer`, `passing` = something passes by its ops, `steady` from -1 to 1
+    "How well the similarities that one filter finds agree with those of the next: Spearman's correlation, mean over rounds."
+    seen, rows = list(run.events('similarity').itertuples()), []
+    for first, second in zip(seen, seen[1:]):
+        alive = run.space_at(second.round - 1).alive
+        both = (alive[:, :, None] & alive[:, None, :]).triu(1)
+        x, y = (torch.tensor(s.matrices) for s in (first, second))
+        rows += [dict(layer=i, steady=pd.Series(x[i][b]).corr(pd.Series(y[i][b]), method='spearman')) for i, b in enumerate(both)]
+    if not rows: return pd.DataFrame(columns=['layer', 'passing', 'steady'])
+    by_layer = pd.DataFrame(rows).groupby('layer', as_index=False).steady.mean()
+    return by_layer.assign(passing=[layer.is_plain for layer in run.space_at().layers])
 
 # %% ../nbs/16_reproduce.ipynb #29629a86
 def pick_pairs(
@@ -485,7 +500,7 @@ def measure_growth(
     search, final = kept_scores(run, n_images), kept_scores(run, n_final, name='final')
     found = searched(run, search, n_evals)
     path = found['found']['path']
-    return dict(about_run(run), n_final=n_final, **found, final=final(final.space.encode([path])).acc.item(),
+    return dict(about_run(run), rounds=round_table(run), steadiness=steadiness(run), n_final=n_final, **found, final=final(final.space.encode([path])).acc.item(),
                 retrained=kept_retraining(run, path, epochs, n_train))
 
 def measure_pairs(
@@ -556,6 +571,14 @@ def would_stop(
     rounds = [dict(r, verdict='' if r['trusted'] else 'not trusted') for r in measured['rounds'].to_dict('records')]
     return next((r['epoch'] for r in rounds if may_stop(cfg, r)), math.nan)
 
+def stopped_share(
+    runs:list[dict],             # Measures, one of each seed
+    rule:str='guarded',
+) -> str:
+    "At which share of the schedule the rule would have stopped, in percent."
+    shares = [100 * would_stop(m, rule) / m['config']['epochs'] for m in runs]
+    return 'never' if runs and all(map(math.isnan, shares)) else _spread(shares)
+
 def brought_after(measured:dict, epoch:float) -> float:
     "By how much the mean rank of trained paths still fell from `epoch` to the last epoch."
     ranks = measured['ranks'].set_index('epoch')['rank']
@@ -593,15 +616,16 @@ def _filter_rows(runs:list[dict]) -> list[tuple]:
                  for what, paper in (('weak_precision', '93.74'), ('weak_recall', '98.21'), ('kept', '6'))]
     return rows
 
-def _stop_rows(runs:list[dict]) -> list[tuple]:
+def _stop_rows(done:dict, grown:dict) -> list[tuple]:
     "When the rules would have stopped, and what the rest brought."
-    rows, share = [], lambda r, at: 100 * at / r['config']['epochs']
-    for rule in ('guarded', 'paper'):
-        at = [(r, would_stop(r, rule)) for r in runs]
-        rows += [(f'schedule done when the {rule} rule stops (%)', '54', _spread([share(*a) for a in at]) if not runs or
-                  any(e == e for _, e in at) else 'never'),
-                 (f'by how much ranks of trained paths fell after that, {rule} rule', '', _spread([brought_after(*a) for a in at]))]
-    return rows
+    rules = dict(guarded='', paper='54')
+    with_filter = {name.rsplit('-', 1)[0]: None for name, m in done.items() if len(m['rounds'])}
+    runs = {name: _seeds(done, name) for name in with_filter}
+    runs |= {f'{space}, {name}': [m] for space, there in grown.items() for name, m in there.items() if len(m['rounds'])}
+    brought = [(f'by how much ranks of trained paths fell after the {rule} rule stops, greedynasv2', '',
+                _spread([brought_after(m, would_stop(m, rule)) for m in _seeds(done, 'greedynasv2')])) for rule in rules]
+    return brought + [(f'schedule done when the {rule} rule stops, {name} (%)', paper if name == 'greedynasv2' else '', stopped_share(measured, rule))
+                      for rule, paper in rules.items() for name, measured in runs.items()]
 
 # %% ../nbs/16_reproduce.ipynb #3f198e08
 GROWN = {'spos': ('56.5; 76.8', '48.2; 76.6', '33.4; 75.5'), 'greedynasv2': ('58.1; 77.3', '55.5; 77.4', '43.8; 77.5')}     # ImageNet
@@ -640,6 +664,13 @@ def _pair_rows(pairs:pd.DataFrame|None) -> list[tuple]:
     return [(f'pairs of ops, {kind}: {what}', text, 'not measured yet' if pairs is None else said(kind, what))
             for kind, texts in paper.items() for what, text in zip(('similarity', 'spearman', 'kendall', 'moved'), texts)]
 
+def _steady_rows(grown:dict) -> list[tuple]:
+    "Whether two filters in a row find the same ops alike."
+    where = {False: 'that nothing passes by', True: 'that something passes by'}
+    return [(f'{space}, {name}: agreement of similarities in successive rounds, layers {where[passing]} (%)', '', f'{100 * steady:.0f}')
+            for space, runs in grown.items() for name, m in runs.items()
+            for passing, steady in m['steadiness'].groupby('passing').steady.mean().items()]
+
 def _search_rows(runs:list[dict]) -> list[tuple]:
     "What the filter does to a search: the mean accuracy, in the supernet, of all paths that it tried."
     tried = {'a search through the filter': lambda r: r['found']['history'], 'a search without filter': lambda r: r['unfiltered']['history'],
@@ -663,7 +694,7 @@ def claims(
     "The claims of the paper beside what was measured."
     runs, grown, names = _seeds(done, 'greedynasv2'), grown or {}, {k.rsplit('-', 1)[0] for k in done}
     rows = [*_rank_rows(done), *_filter_rows(runs), *_tau_rows(done), *_found_rows(done, [*METHODS, *sorted(names - {*METHODS})]),
-            *_search_rows(runs), *_stop_rows(runs), *_growth_rows(grown), *_merge_rows(grown.get(GROWTH[-1], {})), *_pair_rows(pairs)]
+            *_search_rows(runs), *_stop_rows(done, grown), *_growth_rows(grown), *_merge_rows(grown.get(GROWTH[-1], {})), *_pair_rows(pairs), *_steady_rows(grown)]
     return pd.DataFrame(rows, columns=['claim', 'paper', 'ours'])
 
 # %% ../nbs/16_reproduce.ipynb #d7bf3afd
