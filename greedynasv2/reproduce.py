@@ -9,9 +9,9 @@ __all__ = ['METHODS', 'ROUNDS', 'UNUSED', 'HANDED_IN', 'GROWTH', 'PAPER', 'GROWN
            'kendall', 'kendall_gain', 'tau_of_flops', 'last_filter', 'search_found', 'with_truth', 'kept', 'searched',
            'most_similar', 'about_run', 'measure_run', 'last_similarity', 'steadiness', 'pick_pairs', 'swapped',
            'pair_correlations', 'hand_in', 'handed_in', 'reproduce', 'merges_above', 'twin_of', 'reproduce_variants',
-           'growth_budget', 'plan_growth', 'kept_retraining', 'measure_growth', 'measure_pairs', 'reproduce_growth',
-           'mean_rank', 'at_operating_point', 'would_stop', 'stopped_share', 'brought_after', 'of_images', 'claims',
-           'over_seeds', 'rank_curves', 'share_curves']
+           'growth_budget', 'plan_growth', 'kept_retraining', 'cheap_limit', 'on_others', 'measure_growth',
+           'measure_pairs', 'reproduce_growth', 'mean_rank', 'at_operating_point', 'would_stop', 'stopped_share',
+           'brought_after', 'of_images', 'claims', 'over_seeds', 'rank_curves', 'share_curves']
 
 # %% ../nbs/16_reproduce.ipynb #7c96ca0f
 import dataclasses, json, math, os, shutil, subprocess, sys, time
@@ -29,7 +29,7 @@ from .nasbench import load_macro, macro_evaluator, macro_rank
 from .nsga2 import Remembered, run_evaluator, search
 from .retrain import retrain, retrain_config
 from .runs import Run
-from .spaces import SearchSpace, write_arch
+from .spaces import SearchSpace, get_space, write_arch
 from .training import RoundConfig, TrainConfig, make_config, may_stop, recipe_of
 from .vpu import PathFilter, filter_metrics, macro_truth
 
@@ -231,9 +231,12 @@ def last_filter(run:Run) -> PathFilter|None:
     filt = run.filter_at(int(rounds['round'].max())) if 'phi' in rounds else None
     return filt if filt and filt.rounds and not filt.verdict else None
 
-def search_found(evaluate, n_evals:int=200, filt:PathFilter|None=None, seed:int=0) -> dict:
+def search_found(
+    evaluate, n_evals:int=200, filt:PathFilter|None=None, seed:int=0,
+    max_flops:float|None=None,      # At the native size; None = the space's own limit, math.inf = none
+) -> dict:
     "What a search finds, and the scores of all paths that it tried."
-    found = search(evaluate.space, evaluate, n_evals, path_filter=filt, seed=seed, report=None)
+    found = search(evaluate.space, evaluate, n_evals, max_flops, filt, seed=seed, report=None)
     return dict(path=evaluate.space.decode(found.best, compact=True), acc=float(found.history.acc.max()),
                 n_evals=len(found.history), filtered=filt is not None, history=found.history.acc.round(2).tolist(),
                 paths=found.history.path.tolist())
@@ -260,12 +263,16 @@ def kept(
         write_atomic(file, json.dumps(dict(about=about, **there)) + '\n')
     return there
 
-def searched(run:Run, evaluate:Remembered, n_evals:int) -> dict:
+def searched(
+    run:Run, evaluate:Remembered, n_evals:int,
+    name:str='searched',      # Of the file
+    **limit,                  # `max_flops` of `search_found`
+) -> dict:
     "Searches with the run's filter, if it has one, and without; kept, as another machine may draw other paths at a filter's edge."
     def both():
-        filt, plain = last_filter(run), search_found(evaluate, n_evals)
-        return dict(found=search_found(evaluate, n_evals, filt) if filt else plain, unfiltered=plain)
-    return kept(run.folder/'searched.json', dict(evaluate.about, n_evals=n_evals), both)
+        filt, plain = last_filter(run), search_found(evaluate, n_evals, **limit)
+        return dict(found=search_found(evaluate, n_evals, filt, **limit) if filt else plain, unfiltered=plain)
+    return kept(run.folder/f'{name}.json', dict(evaluate.about, n_evals=n_evals, **{k: str(v) for k, v in limit.items()}), both)
 
 # %% ../nbs/16_reproduce.ipynb #c0afb646
 def most_similar(run:Run) -> float:
@@ -369,8 +376,8 @@ def pair_correlations(sim:Tensor, evaluate, space:SearchSpace, n:int=10, n_paths
 
 
 # %% ../nbs/16_reproduce.ipynb #7694f0d2
-HANDED_IN = ('config.json', 'events.jsonl', 'scores.jsonl', 'searched.json', 'final.jsonl', 'retrained.json', 'pairs.jsonl', 'filters',
-             'results.json')      # the last says: whole
+HANDED_IN = ('config.json', 'events.jsonl', 'scores.jsonl', 'searched.json', 'cheap.json', 'final.jsonl', 'retrained.json', 'pairs.jsonl',
+             'filters', 'results.json')      # the last says: whole
 
 def hand_in(run:Run, folder:Path, names=HANDED_IN):
     "Copy what measures rest on to `folder`."
@@ -473,35 +480,51 @@ def growth_budget(space:str) -> dict:
 
 def plan_growth(space:str) -> tuple[dict, dict]:      # Runs, and variants of GreedyNASv2
     "SPOS and GreedyNASv2; in the largest space also every kind of shrinkage and merge threshold."
-    return plan_runs((0,), ('spos', 'greedynasv2')), plan_variants() if space == GROWTH[-1] else {}
+    return plan_runs((0, 1), ('spos', 'greedynasv2')), plan_variants() if space == GROWTH[-1] else {}
 
 # %% ../nbs/16_reproduce.ipynb #d510dd11
 def kept_retraining(
     run:Run,
     path:str,                  # Of its space, in compact form
-    epochs:int, n_train:int,
+    epochs:int=6, batch_size:int=64,
+    n_train:int=0,             # Training images; 0 = all
 ) -> float:                    # Test accuracy in percent; written down in the folder of the run
     "How good a network is that was trained from nothing, with the recipe *demo* of retraining."
-    folder, about = run.folder/f'retrained-{path}-{epochs}-{n_train}', dict(path=path, epochs=epochs, n_train=n_train)
+    about = dict(path=path, epochs=epochs, batch_size=batch_size, n_train=n_train)
+    folder = run.folder/'-'.join(['retrained', *map(str, about.values())])
     def train():
         folder.mkdir(exist_ok=True)
         write_arch(folder/'arch.json', run.space_at(), run.space_at().encode([path])[0])
-        given = dict(arch=str(folder), data=run.config['data'], seed=run.config['seed'], run_dir=str(folder/'run'))
-        return dict(acc=retrain(retrain_config('demo', epochs=epochs, n_train=n_train, **given), None).results['top1'])
+        given = dict(arch=str(folder), data=run.config['data'], seed=run.config['seed'], run_dir=str(folder/'run'), eval_every=epochs)
+        return dict(acc=retrain(retrain_config('demo', **given, **{k: v for k, v in about.items() if k != 'path'}), None).results['top1'])
     return kept(run.folder/'retrained.json', about, train)['acc']
 
 # %% ../nbs/16_reproduce.ipynb #b0037f49
+def cheap_limit(space:SearchSpace, n:int=100_000) -> int:      # Multiply-adds at the native size
+    "The limit that keeps the same share of random paths as the space's own limit does at full width; a narrow network costs not just its square."
+    full = get_space(space.name)
+    paths = full.sample(n, generator(0, 'limit'))
+    share = (full.flops(paths) <= full.max_flops).double().mean()
+    return int(space.flops(paths, space.native_size).double().quantile(share))
+
+def on_others(scores, found:dict, n_images:int, n:int) -> float:
+    "Accuracy of the network found on those of the `n` held-out images that did not choose it: search saw the first `n_images`."
+    acc = scores(scores.space.encode([found['path']])).acc.item()
+    return (n * acc - n_images * found['acc']) / (n - n_images) if n > n_images else acc
+
 def measure_growth(
     run:Run, n_images:int=1000, n_evals:int=200,
-    n_final:int=5000,                       # Held-out images that tell how good the network found is; search saw `n_images` of them
-    epochs:int=15, n_train:int=10_000,      # Of training the network alone
+    n_final:int=5000,      # Held-out images; those that search did not see tell how good the network found is
+    limit=cheap_limit,     # Which networks are cheap ones, by space
+    **training,            # Of the network alone, as in `kept_retraining`
 ) -> dict:
-    "What is measured where no truth is known: the network found, in the supernet and trained from nothing."
-    search, final = kept_scores(run, n_images), kept_scores(run, n_final, name='final')
-    found = searched(run, search, n_evals)
-    path = found['found']['path']
-    return dict(about_run(run), rounds=round_table(run), steadiness=steadiness(run), n_final=n_final, **found, final=final(final.space.encode([path])).acc.item(),
-                retrained=kept_retraining(run, path, epochs, n_train))
+    "What is measured where no truth is known: the networks found, in the supernet, and the first trained from nothing."
+    scores, final = kept_scores(run, n_images), kept_scores(run, n_final, name='final')
+    free = searched(run, scores, n_evals, max_flops=math.inf)
+    cheap = searched(run, scores, n_evals, 'cheap', max_flops=limit(run.space_at()))['found']
+    judged = lambda found: on_others(final, found, n_images, n_final)
+    return dict(about_run(run), rounds=round_table(run), steadiness=steadiness(run), **free, final=judged(free['found']), cheap=cheap,
+                cheap_final=judged(cheap), n_final=n_final - n_images, retrained=kept_retraining(run, free['found']['path'], **training))
 
 def measure_pairs(
     uniform:Run,              # Its supernet scores the paths
@@ -526,11 +549,11 @@ def reproduce_growth(
     spaces=GROWTH, budget=growth_budget, plan=plan_growth,
     pairs:dict|None=None,      # Changes to `measure_pairs`
     **how,                     # Of `reproduce` and `measure_growth`
-) -> tuple[dict, pd.DataFrame|None]:      # Measures by space and run; pairs of the first space, if both its runs are done
+) -> tuple[dict, pd.DataFrame|None]:      # Measures by space and run; pairs of the first space, if both its runs of the first seed are done
     "SPOS and GreedyNASv2 in spaces that grow."
     done = {s: reproduce_variants(budget(s), *plan(s), Path(results)/s, Path(root)/s, missing, measure=measure_growth, **how)[0] for s in spaces}
-    names = plan(spaces[0])[0]
-    if names.keys() - done[spaces[0]].keys(): return done, None
+    names = list(plan(spaces[0])[0])[:2]                          # of the first seed
+    if {*names} - done[spaces[0]].keys(): return done, None
     runs = lambda folder: [Run.open(f) for name in names if ((f := Path(folder)/spaces[0]/name)/'config.json').exists()]
     if missing: _hand_in_pairs(runs(root), runs(results), pairs or {})
     there = (runs(results)[0].folder/'pairs.jsonl').exists()
