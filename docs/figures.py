@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT/'tests')]
 from browser import chromium
 
-from greedynasv2.reproduce import rank_curves, tau_of_flops
+from greedynasv2.claims import rank_curves
+from greedynasv2.reproduce import tau_of_flops
 from greedynasv2.spaces import GREEDYNAS_B, get_space
 from greedynasv2.viz import COLOURS, plot_curves, plot_intervals, plot_path, plot_space
 

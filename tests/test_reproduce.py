@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from greedynasv2.claims import claims
 from greedynasv2.core import find_data
-from greedynasv2.reproduce import budget_of, claims, reproduce, reproduce_growth
+from greedynasv2.reproduce import budget_of, reproduce, reproduce_growth
 from greedynasv2.runs import Run
 from greedynasv2.training import make_config, train_supernet
 
