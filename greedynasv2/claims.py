@@ -6,7 +6,7 @@
 __all__ = ['PAPER', 'JUDGED', 'UNIFORM', 'BY', 'RULES', 'FOUND', 'GROWN', 'ALONE', 'ABLATED', 'JUDGED_BY', 'PAIRS', 'as_table',
            'spread', 'of_method', 'distinct', 'mean_rank', 'rank_rows', 'at_operating_point', 'filter_rows',
            'gain_over_runs', 'tau_rows', 'gain_rows', 'would_stop', 'stopped_share', 'brought_after', 'stop_rows',
-           'found_rows', 'search_rows', 'of_images', 'growth_rows', 'merge_rows', 'pair_rows', 'steady_rows', 'claims',
+           'found_rows', 'search_rows', 'of_images', 'growth_rows', 'merge_rows', 'pair_rows', 'layer_rows', 'claims',
            'over_seeds', 'rank_curves', 'share_curves']
 
 # %% ../nbs/17_claims.ipynb #b46cf93e
@@ -89,24 +89,24 @@ def gain_over_runs(runs:list[dict], others:list[dict], key:str='tau') -> str:
 
 # %% ../nbs/17_claims.ipynb #1ae8e1d9
 UNIFORM = 'spos', 'no_path_shrinkage'      # in NAS-Bench-Macro, where nothing merges
-BY = dict(tau='acc', tau_by_loss='loss')
+BY = dict(tau=('acc', 'accuracy'), tau_by_loss=('loss', 'loss'))      # column of scores, and its word
 
 def tau_rows(done:dict) -> list[tuple]:
     "How well supernets rank the best paths."
-    rows = [(f"Kendall's tau in the true top 10 %, by {by}, {m} (%)", PAPER.get(m, ('', ''))[1] if by == 'acc' else '',
-             _taus([r[key] for r in of_method(done, m)])) for key, by in BY.items() for m in (*METHODS, 'no_path_shrinkage')]
+    rows = [(f"Kendall's tau in the true top 10 %, by {word}, {m} (%)", PAPER.get(m, ('', ''))[1] if key == 'tau' else '',
+             _taus([r[key] for r in of_method(done, m)])) for key, (_, word) in BY.items() for m in (*METHODS, 'no_path_shrinkage')]
     return [*rows, ("Kendall's tau in the true top 10 %, multiply-adds alone (%)", '', _taus([tau_of_flops()]))]
 
 def gain_rows(done:dict) -> list[tuple]:
     "Whether GreedyNASv2's supernets rank them better: seed by seed over the paths, and over the runs."
     seeds, rows = [name.rsplit('-', 1)[1] for name in done if name.startswith('greedynasv2-')], []
-    for key, by in BY.items():
+    for key, (by, word) in BY.items():
         for m, paper in ('spos', '26.4'), ('greedynas', '8.8'):
             pairs = [(done[f'greedynasv2-{s}']['top'], done[f'{m}-{s}']['top']) for s in seeds if f'{m}-{s}' in done]
             gains = _taus([kendall_gain(*p, by=by) for p in pairs])
-            rows.append((f'by how much tau of greedynasv2 is above that of {m}, by {by}', paper if by == 'acc' else '', gains))
+            rows.append((f'by how much tau of greedynasv2 is above that of {m}, by {word}', paper if key == 'tau' else '', gains))
         uniform = [m for name in UNIFORM for m in of_method(done, name)]
-        rows.append((f'by how much tau of greedynasv2 is above that of uniform paths, by {by}, over runs', '',
+        rows.append((f'by how much tau of greedynasv2 is above that of uniform paths, by {word}, over runs', '',
                      gain_over_runs(of_method(done, 'greedynasv2'), uniform, key)))
     return rows
 
@@ -183,7 +183,7 @@ def _accs(runs:list[dict], key:str) -> str:
     return '; '.join(f'{a["acc"]:.1f} ± {a["high"] - a["acc"]:.1f}' for a in told) or 'not measured yet'
 
 # %% ../nbs/17_claims.ipynb #ba2ead41
-JUDGED_BY = dict(final='in the supernet, no limit', cheap_final='in the supernet, cheap networks', retrained='no limit, trained alone')
+JUDGED_BY = dict(final='found without limit, in the supernet', cheap_final='found among cheap ones, in the supernet', retrained='found without limit, trained alone')
 
 def growth_rows(grown:dict) -> list[tuple]:
     "The networks found in spaces that grow, each seed, and by how much those of GreedyNASv2 are better."
@@ -193,16 +193,16 @@ def growth_rows(grown:dict) -> list[tuple]:
         for key, how in JUDGED_BY.items():
             paper = {'cheap_final': GROWN, 'retrained': ALONE}.get(key)
             told = lambda m: paper[m][i] if paper else ''
-            rows += [(f'{space}: accuracy of the network found {how}, {m} (%)', told(m), _accs(of_method(there, m), key)) for m in GROWN]
+            rows += [(f'{space}: network {how}, {m} (%)', told(m), _accs(of_method(there, m), key)) for m in GROWN]
             gains = [m[key] - there[f'spos-{s}'][key] for s in (0, 1) if f'spos-{s}' in there and (m := there.get(f'greedynasv2-{s}'))]
             more = f'{float(told("greedynasv2")) - float(told("spos")):.1f}' if paper else ''
-            rows.append((f'{space}: by how much that of greedynasv2 is better, {how}', more, spread(gains)))
+            rows.append((f'{space}: by how much the network of greedynasv2 is better, {how}', more, spread(gains)))
     return rows
 
 def merge_rows(largest:dict) -> list[tuple]:
     "The same in the largest space when ops merge early, late or never, and when all paths are trained."
     own, again = distinct({name: m for name, m in largest.items() if name.endswith('-0') and not name.startswith('spos')})
-    rows = [(f'{GROWTH[-1]}, {name}: ops merged; accuracy in the supernet, no limit; cheap; trained alone (%)', ABLATED.get(name[:-2], ''),
+    rows = [(f'{GROWTH[-1]}, {name}: ops merged; network found without limit, among cheap ones, trained alone (%)', ABLATED.get(name[:-2], ''),
              '; '.join([str(m['merged']), *(_accs([m], key) for key in JUDGED_BY)])) for name, m in own.items()]
     return rows + [(f'{GROWTH[-1]}, {name}', '', f'the very run {twin}') for name, twin in again.items()]
 
@@ -219,24 +219,25 @@ def pair_rows(pairs:pd.DataFrame|None) -> list[tuple]:
     return [(f'pairs of ops, {kind}: {what}', text, said(kind, what))
             for kind, texts in PAIRS.items() for what, text in zip(('similarity', 'spearman', 'kendall', 'moved'), texts)]
 
-def steady_rows(grown:dict) -> list[tuple]:
-    "Whether two filters in a row find the same ops alike."
-    where = {False: 'that nothing passes by', True: 'that something passes by'}
-    return [(f'{space}, {name}: agreement of similarities in successive rounds, layers {where[passing]} (%)', '', f'{100 * steady:.0f}')
-            for space, runs in grown.items() for name, m in distinct(runs)[0].items()
-            for passing, steady in m['steadiness'].groupby('passing').steady.mean().items()]
+def layer_rows(layers:pd.DataFrame|None) -> list[tuple]:
+    "Where there is something to find, and whether the filter found it."
+    told = dict(spread='how far ops differ (deviations of the losses of paths)', reliable='agreement of two halves of the paths on which ops are alike (%)',
+                found='agreement of the filter with all of them (%)')
+    groups = {} if layers is None else {'nothing passes by': layers[~layers.passing], 'something passes by': layers[layers.passing]}
+    return [(f'layers that {where} ({len(rows)}): {text}', '', f'{rows[what].mean():.2f}' if what == 'spread' else f'{100 * rows[what].mean():.0f}')
+            for where, rows in groups.items() for what, text in told.items()]
 
 # %% ../nbs/17_claims.ipynb #364f5f84
 def claims(
     done:dict,                        # From `reproduce_variants`
     grown:dict|None=None,             # From `reproduce_growth`, as the next
-    pairs:pd.DataFrame|None=None,
+    alike:dict|None=None,
 ) -> pd.DataFrame:                    # `claim`, `paper`, `ours`
     "The claims of the paper beside what was measured."
     (own, _), grown = distinct(done), grown or {}
     runs = of_method(own, 'greedynasv2')
     return as_table([*rank_rows(own), *filter_rows(runs), *tau_rows(own), *gain_rows(own), *found_rows(done), *search_rows(runs), *stop_rows(own, grown),
-                     *growth_rows(grown), *merge_rows(grown.get(GROWTH[-1], {})), *pair_rows(pairs), *steady_rows(grown)])
+                     *growth_rows(grown), *merge_rows(grown.get(GROWTH[-1], {})), *pair_rows(alike and alike['pairs']), *layer_rows(alike and alike['layers'])])
 
 # %% ../nbs/17_claims.ipynb #ef69d3f3
 def over_seeds(
