@@ -79,6 +79,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                     'greedynasv2.claims.of_method': ('claims.html#of_method', 'greedynasv2/claims.py'),
                                     'greedynasv2.claims.over_seeds': ('claims.html#over_seeds', 'greedynasv2/claims.py'),
                                     'greedynasv2.claims.pair_rows': ('claims.html#pair_rows', 'greedynasv2/claims.py'),
+                                    'greedynasv2.claims.plot_taus': ('claims.html#plot_taus', 'greedynasv2/claims.py'),
                                     'greedynasv2.claims.rank_curves': ('claims.html#rank_curves', 'greedynasv2/claims.py'),
                                     'greedynasv2.claims.rank_rows': ('claims.html#rank_rows', 'greedynasv2/claims.py'),
                                     'greedynasv2.claims.search_rows': ('claims.html#search_rows', 'greedynasv2/claims.py'),
