@@ -64,6 +64,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                     'greedynasv2.claims._taus': ('claims.html#_taus', 'greedynasv2/claims.py'),
                                     'greedynasv2.claims.as_table': ('claims.html#as_table', 'greedynasv2/claims.py'),
                                     'greedynasv2.claims.at_operating_point': ('claims.html#at_operating_point', 'greedynasv2/claims.py'),
+                                    'greedynasv2.claims.beside': ('claims.html#beside', 'greedynasv2/claims.py'),
                                     'greedynasv2.claims.brought_after': ('claims.html#brought_after', 'greedynasv2/claims.py'),
                                     'greedynasv2.claims.claims': ('claims.html#claims', 'greedynasv2/claims.py'),
                                     'greedynasv2.claims.distinct': ('claims.html#distinct', 'greedynasv2/claims.py'),

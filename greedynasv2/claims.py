@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PAPER', 'JUDGED', 'UNIFORM', 'BY', 'RULES', 'FOUND', 'GROWN', 'ALONE', 'ABLATED', 'JUDGED_BY', 'PAIRS', 'as_table',
-           'spread', 'of_method', 'distinct', 'mean_rank', 'rank_rows', 'at_operating_point', 'filter_rows',
+           'spread', 'of_method', 'beside', 'distinct', 'mean_rank', 'rank_rows', 'at_operating_point', 'filter_rows',
            'gain_over_runs', 'tau_rows', 'gain_rows', 'would_stop', 'stopped_share', 'brought_after', 'stop_rows',
            'found_rows', 'search_rows', 'of_images', 'growth_rows', 'merge_rows', 'pair_rows', 'layer_rows', 'claims',
            'over_seeds', 'rank_curves', 'share_curves', 'plot_taus']
@@ -33,6 +33,11 @@ def spread(values) -> str:
 def of_method(done:dict, name:str) -> list[dict]:
     "The runs called `name`, whatever their seed."
     return [m for key, m in done.items() if key.rsplit('-', 1)[0] == name]
+
+def beside(done:dict, name:str) -> list[tuple[dict, dict]]:
+    "GreedyNASv2's run and the one called `name` of each seed that has both."
+    seeds = [key.rsplit('-', 1)[1] for key in done if key.startswith('greedynasv2-')]
+    return [(done[f'greedynasv2-{s}'], done[f'{name}-{s}']) for s in seeds if f'{name}-{s}' in done]
 
 # %% ../nbs/17_claims.ipynb #007bfaa4
 def distinct(done:dict) -> tuple[dict, dict]:      # Runs that are themselves; for the others, which of those they are
@@ -100,11 +105,10 @@ def tau_rows(done:dict) -> list[tuple]:
 
 def gain_rows(done:dict) -> list[tuple]:
     "Whether GreedyNASv2's supernets rank them better: seed by seed over the paths, and over the runs."
-    seeds, rows = [name.rsplit('-', 1)[1] for name in done if name.startswith('greedynasv2-')], []
+    rows = []
     for key, (by, word) in BY.items():
         for m, paper in ('spos', '26.4'), ('greedynas', '8.8'):
-            pairs = [(done[f'greedynasv2-{s}']['top'], done[f'{m}-{s}']['top']) for s in seeds if f'{m}-{s}' in done]
-            gains = _taus([kendall_gain(*p, by=by) for p in pairs])
+            gains = _taus([kendall_gain(ours['top'], theirs['top'], by=by) for ours, theirs in beside(done, m)])
             rows.append((f'by how much tau of greedynasv2 is above that of {m}, by {word}', paper if key == 'tau' else '', gains))
         uniform = [m for name in UNIFORM for m in of_method(done, name)]
         rows.append((f'by how much tau of greedynasv2 is above that of uniform paths, by {word}, over runs', '',
@@ -195,7 +199,7 @@ def growth_rows(grown:dict) -> list[tuple]:
             paper = {'cheap_final': GROWN, 'retrained': ALONE}.get(key)
             told = lambda m: paper[m][i] if paper else ''
             rows += [(f'{space}: network {how}, {m} (%)', told(m), _accs(of_method(there, m), key)) for m in GROWN]
-            gains = [m[key] - there[f'spos-{s}'][key] for s in (0, 1) if f'spos-{s}' in there and (m := there.get(f'greedynasv2-{s}'))]
+            gains = [ours[key] - theirs[key] for ours, theirs in beside(there, 'spos')]
             more = f'{float(told("greedynasv2")) - float(told("spos")):.1f}' if paper else ''
             rows.append((f'{space}: by how much the network of greedynasv2 is better, {how}', more, spread(gains)))
     return rows

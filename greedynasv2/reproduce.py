@@ -498,9 +498,9 @@ def growth_budget(space:str) -> dict:
     "What each run in the larger spaces may spend."
     return budget_of(space, image_size=32, width=.5)
 
-def plan_growth(space:str) -> tuple[dict, dict]:      # Runs, and variants of GreedyNASv2
-    "SPOS and GreedyNASv2; in the largest space also every kind of shrinkage and merge threshold."
-    return plan_runs((0, 1), ('spos', 'greedynasv2')), plan_variants() if space == GROWTH[-1] else {}
+def plan_growth(space:str, seeds=(0,)) -> tuple[dict, dict]:      # Runs, and variants of GreedyNASv2
+    "SPOS and GreedyNASv2; in the largest space also every kind of shrinkage and merge threshold, for the first seed."
+    return plan_runs(seeds, ('spos', 'greedynasv2')), plan_variants(seeds=seeds[:1]) if space == GROWTH[-1] else {}
 
 # %% ../nbs/16_reproduce.ipynb #d510dd11
 def kept_retraining(
