@@ -71,16 +71,22 @@ FIGURES = dict(path=path, space=space, benchmark=benchmark)
 if (ROOT/'results'/'nasbench_macro.json').exists(): FIGURES |= dict(ranks=ranks, tau=tau)
 
 
+def photograph(context, fig, height:int) -> bytes:
+    "A PNG of a figure, drawn by a browser."
+    page = context.new_page()
+    page.set_viewport_size(dict(width=1000, height=height))
+    page.set_content('<body style="margin:0;background:white">' + fig.to_html(full_html=False, config=dict(displayModeBar=False)))
+    page.wait_for_selector('.js-plotly-plot .main-svg')
+    page.wait_for_timeout(500)
+    return page.screenshot()
+
+
 def main(*names):
     "Write docs/img/NAME.png for every figure, or for those that are named."
     with chromium(viewport=dict(width=1000, height=600), device_scale_factor=1.5) as context:
         for name in names or FIGURES:
-            fig, page = FIGURES[name](), context.new_page()
-            page.set_viewport_size(dict(width=1000, height=int(fig.layout.height)))
-            page.set_content('<body style="margin:0;background:white">' + fig.to_html(full_html=False, config=dict(displayModeBar=False)))
-            page.wait_for_selector('.js-plotly-plot .main-svg')
-            page.wait_for_timeout(500)
-            page.screenshot(path=IMG/f'{name}.png')
+            fig = FIGURES[name]()
+            (IMG/f'{name}.png').write_bytes(photograph(context, fig, int(fig.layout.height)))
 
 
 if __name__ == '__main__': main(*sys.argv[1:])

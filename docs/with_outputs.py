@@ -1,32 +1,41 @@
-"Put the outputs of a notebook that was run into the one under nbs/, with still images for viewers that run no script: `python docs/with_outputs.py reproduce_nasbench`."
+"""Put the outputs of a notebook that was run into the one under nbs/, its figures also as still images, for viewers that
+run no script: `python docs/with_outputs.py reproduce_nasbench`, after `make reproduce`."""
 import base64, sys
-from pathlib import Path
 
 import nbformat
+import numpy as np
 import plotly.graph_objects as go
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT)]
-from greedynasv2.viz import as_png
+from figures import ROOT, chromium, photograph
 
 PLOTLY = 'application/vnd.plotly.v1+json'
 
 
-def with_image(output):
+def plain(value):
+    "What plotly stored, arrays as lists."
+    if isinstance(value, list): return [plain(v) for v in value]
+    if not isinstance(value, dict): return value
+    if 'bdata' not in value: return {k: plain(v) for k, v in value.items()}
+    shape = [int(n) for n in value.get('shape', '-1').split(',')]
+    return np.frombuffer(base64.b64decode(value['bdata']), value['dtype']).reshape(shape).tolist()
+
+
+def with_image(output, context):
     "An output, and if it is a figure, a picture of it."
     fig = output.get('data', {}).get(PLOTLY)
-    if fig: output.data['image/png'] = base64.b64encode(as_png(go.Figure(fig))).decode()
+    if fig: output.data['image/png'] = base64.b64encode(photograph(context, go.Figure(plain(fig)), 420)).decode()
     return output
 
 
 def main(name):
-    "Copy from runs/NAME.ipynb to nbs/NAME.ipynb, cell by cell."
-    source, target = nbformat.read(ROOT/f'runs/{name}.ipynb', 4), ROOT/f'nbs/{name}.ipynb'
+    "Copy from runs/NAME.ipynb to nbs/NAME.ipynb, cell by cell; what was only printed stays behind."
+    ran, target = nbformat.read(ROOT/f'runs/{name}.ipynb', 4), ROOT/f'nbs/{name}.ipynb'
     ours = nbformat.read(target, 4)
-    done = [c for c in source.cells if 'injected-parameters' not in c.metadata.get('tags', [])]
-    if [c.source for c in done] != [c.source for c in ours.cells]: sys.exit(f'runs/{name}.ipynb is not what nbs/{name}.ipynb says now; run it again.')
-    for cell, ran in zip(ours.cells, done):
-        if cell.cell_type == 'code': cell.outputs = [with_image(o) for o in ran.outputs if o.get('name') != 'stderr']
+    cells = [c for c in ran.cells if 'injected-parameters' not in c.metadata.get('tags', [])]
+    if [c.source for c in cells] != [c.source for c in ours.cells]: sys.exit(f'runs/{name}.ipynb is not what nbs/{name}.ipynb says now; run it again.')
+    with chromium(viewport=dict(width=1000, height=420)) as context:
+        for cell, done in zip(ours.cells, cells):
+            if cell.cell_type == 'code': cell.outputs = [with_image(o, context) for o in done.outputs if o.output_type != 'stream']
     nbformat.write(ours, target)
 
 
