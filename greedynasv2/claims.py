@@ -163,7 +163,7 @@ def found_rows(done:dict) -> list[tuple]:
     if variants: groups |= {name: [own[name]] for name in ('greedynasv2-0', *variants) if name in own}
     rows = [(f'{what}, {who} (%)', '', spread([r['found'][key] for r in runs])) for key, what in FOUND.items() for who, runs in groups.items()]
     merged = [(f'ops merged, {name}', '', str(m['merged'])) for name, m in own.items() if m['config']['method'] == 'greedynasv2']
-    return rows + merged + [(f'{name}', '', f'the very run {twin}: no two ops were alike enough to tell them apart') for name, twin in again.items()]
+    return rows + merged + [(name, '', f'the very run {twin}: no two ops were alike enough to tell them apart') for name, twin in again.items()]
 
 def search_rows(runs:list[dict]) -> list[tuple]:
     "What the filter does to a search."

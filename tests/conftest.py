@@ -1,6 +1,8 @@
 "What all tests share: the marker `slow`, and data files that a machine may lack."
 import os, time
+from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault('OMP_NUM_THREADS', '1')      # before torch is imported: runs repeat bit for bit at equal threads only
 
 import pytest
@@ -29,3 +31,13 @@ def until(true, seconds, what):
     while not true():
         assert time.monotonic() < end, f'{what}: not within {seconds} s'
         time.sleep(.2)
+
+
+def run_notebook(name, out, parameters=None, seconds=600):
+    """Run nbs/`name`.ipynb by papermill. Its client has been seen to miss a kernel's reply and wait for ever; a cell that
+    takes longer than `seconds` gets the notebook one more try."""
+    import papermill
+    from nbclient.exceptions import CellTimeoutError
+    run = lambda: papermill.execute_notebook(ROOT/'nbs'/f'{name}.ipynb', out, parameters, progress_bar=False, execution_timeout=seconds)
+    try: return run()
+    except CellTimeoutError: return run()

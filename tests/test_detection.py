@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 from torchvision.ops import FrozenBatchNorm2d
 
+from conftest import run_notebook
 from greedynasv2.core import InputError, cache_dir
 from greedynasv2.detection import (MEASURES, BoxView, DetectionTrainer, ModelConfig, as_coco, build_detector, coco_scores,
                                    feature_blocks, find_network, fresh_backbone, load_batches, load_coco, load_detector,
@@ -268,8 +269,8 @@ def test_notebook_runs_headless(network, tmp_path, monkeypatch):
     import papermill
     monkeypatch.chdir(tmp_path)
     small = dict(network=str(network), image_size=64, n_train=8, n_valid=4, batch_size=4, epochs=1, run_dir='run')
-    notebook, out = ROOT/'nbs/transfer_detection.ipynb', tmp_path/'out.ipynb'
-    run = lambda **more: papermill.execute_notebook(notebook, out, {**small, **more}, progress_bar=False)
+    out = tmp_path/'out.ipynb'
+    run = lambda **more: run_notebook('transfer_detection', out, {**small, **more})
     run()
     assert out.stat().st_size < 3e6 and Run.open(tmp_path/'run').status == 'ended'
     with pytest.raises(papermill.PapermillExecutionError, match="Did you mean 'detector'"): run(detectr='retinanet')

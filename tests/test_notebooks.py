@@ -5,6 +5,8 @@ from statistics import median
 
 import pytest
 
+from conftest import run_notebook
+
 ROOT = Path(__file__).resolve().parent.parent
 NEED_MACRO = 'filter_nasbench', 'rank_of_paths', 'search_nasbench'
 LIBRARY = sorted((ROOT/'nbs').glob('[0-9]*.ipynb'))
@@ -70,9 +72,8 @@ def test_modules_import_only_lower_numbers():
 ])
 def test_notebook_runs_headless(name, parameters, tmp_path, monkeypatch, data_file):
     "Papermill runs it from a folder that is not the project's, and its output stays small."
-    import papermill
     if name in NEED_MACRO: data_file('nas-bench-macro_cifar10.json')
     monkeypatch.chdir(tmp_path)
     out = tmp_path/f'{name}.ipynb'
-    papermill.execute_notebook(ROOT/f'nbs/{name}.ipynb', out, parameters, progress_bar=False)
+    run_notebook(name, out, parameters)
     assert out.stat().st_size < 3e6

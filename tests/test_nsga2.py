@@ -2,7 +2,6 @@
 import json, math, signal, subprocess, sys, time
 from pathlib import Path
 
-import papermill
 import pytest
 import torch
 
@@ -12,6 +11,7 @@ from greedynasv2.nsga2 import (Gate, Remembered, SearchConfig, cheapen, cheapest
 from greedynasv2.runs import Run
 from greedynasv2.spaces import get_space, read_arch
 from greedynasv2.vpu import PathFilter
+from conftest import run_notebook
 from test_training import start, toy
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -166,7 +166,7 @@ def test_from_a_run_folder_to_a_network(tmp_path):
     "Train a toy supernet, search it by papermill, and read what was found; bad parameters fail at once."
     assert start(toy(tmp_path/'run')).wait() == 0
     def run_search(**given):
-        papermill.execute_notebook(ROOT/'nbs/search.ipynb', tmp_path/'out.ipynb', given, progress_bar=False)
+        run_notebook('search', tmp_path/'out.ipynb', given)
     run_search(run_dir=str(tmp_path/'run'), n_evals=40, pop_size=10, n_valid=64, n_calibration=64, n_compare=5)
     arch = read_arch(tmp_path/'run/search/arch.json')
     assert arch.facts['search']['n_evals'] == 40 and arch.facts['run'] == str(tmp_path/'run')

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import run_notebook
 from greedynasv2.claims import claims
 from greedynasv2.core import find_data
 from greedynasv2.reproduce import budget_of, reproduce, reproduce_growth
@@ -67,11 +68,9 @@ def test_larger_spaces(tmp_path):
 @pytest.mark.skipif(not PUBLISHED.exists(), reason='nothing is published yet')
 def test_what_is_published_follows_from_what_was_handed_in(tmp_path, data_file):
     "The notebook gives the same numbers again from a copy of results/nasbench_macro, without a single weight."
-    import papermill
     data_file('nas-bench-macro_cifar10.json')
     shutil.copytree(PUBLISHED.with_suffix(''), tmp_path/'nasbench_macro')
-    papermill.execute_notebook(ROOT/'nbs/reproduce_nasbench.ipynb', tmp_path/'out.ipynb', dict(results=str(tmp_path/'nasbench_macro')),
-                               progress_bar=False)
+    run_notebook('reproduce_nasbench', tmp_path/'out.ipynb', dict(results=str(tmp_path/'nasbench_macro')))
     again, published = (json.loads(f.read_text()) for f in (tmp_path/'nasbench_macro.json', PUBLISHED))
     assert list(again['runs']) == list(published['runs']) and published['runs']
     for name, run in published['runs'].items():
