@@ -11,9 +11,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT/'tests')]
 from browser import chromium
 
-from greedynasv2.claims import plot_taus, rank_curves
+from greedynasv2.claims import rank_curves, tau_bars
 from greedynasv2.spaces import GREEDYNAS_B, get_space
-from greedynasv2.viz import COLOURS, plot_curves, plot_path, plot_space
+from greedynasv2.viz import COLOURS, plot_curves, plot_intervals, plot_path, plot_space
 
 IMG = ROOT/'docs'/'img'
 
@@ -64,7 +64,8 @@ def ranks():
 
 
 def tau():
-    return plot_taus(_reproduced('tau')).update_layout(height=360)
+    return plot_intervals(tau_bars(_reproduced('tau')), 'tau', 'tau (%)',
+                          "Kendall's tau among the true top 10 %, with 95 % bootstrap intervals").update_layout(height=360)
 
 
 FIGURES = dict(path=path, space=space, benchmark=benchmark)

@@ -7,7 +7,7 @@ __all__ = ['PAPER', 'JUDGED', 'UNIFORM', 'BY', 'RULES', 'FOUND', 'GROWN', 'ALONE
            'spread', 'of_method', 'beside', 'distinct', 'mean_rank', 'rank_rows', 'at_operating_point', 'filter_rows',
            'gain_over_runs', 'tau_rows', 'gain_rows', 'would_stop', 'stopped_share', 'brought_after', 'stop_rows',
            'found_rows', 'search_rows', 'of_images', 'growth_rows', 'merge_rows', 'pair_rows', 'layer_rows', 'claims',
-           'over_seeds', 'rank_curves', 'share_curves', 'plot_taus']
+           'over_seeds', 'rank_curves', 'share_curves', 'tau_bars']
 
 # %% ../nbs/17_claims.ipynb #b46cf93e
 import math
@@ -16,7 +16,6 @@ import pandas as pd
 
 from .reproduce import GROWTH, METHODS, kendall_gain, tau_of_flops, with_interval
 from .training import TrainConfig, may_stop
-from .viz import plot_intervals
 
 # %% ../nbs/17_claims.ipynb #4727af88
 def as_table(rows) -> pd.DataFrame:
@@ -263,8 +262,7 @@ def share_curves(shares:dict[str, list]) -> pd.DataFrame:
     centres = lambda s: [100 * (i + .5) / len(s) for i in range(len(s))]
     return over_seeds({name: pd.DataFrame(dict(rank=centres(s), share=s)) for name, s in shares.items()}, 'rank', 'share')
 
-def plot_taus(taus:dict[str, dict]):      # By name of the run, from `kendall`
-    "Kendall's tau of every run, seeds of a method side by side, and of someone who knows only what networks cost."
+def tau_bars(taus:dict[str, dict]) -> dict[str, dict]:      # By name of the run, from `kendall`
+    "Kendall's tau of every run, seeds of a method side by side, and of someone who knows only what networks cost: for `plot_intervals`."
     place = lambda name: next((i for i, m in enumerate(METHODS) if name.rsplit('-', 1)[0] == m), len(METHODS))
-    told = {name: taus[name] for name in sorted(taus, key=place)} | {'multiply-adds alone': tau_of_flops()}
-    return plot_intervals(told, 'tau', 'tau (%)', "Kendall's tau among the true top 10 %, with 95 % bootstrap intervals")
+    return {name: taus[name] for name in sorted(taus, key=place)} | {'multiply-adds alone': tau_of_flops()}
