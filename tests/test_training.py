@@ -1,5 +1,5 @@
 "Algorithm 1 does what it says, survives what may happen to it, and goes on exactly where it was."
-import json, os, random, signal, subprocess, sys
+import json, os, random, signal, subprocess, sys, time
 
 import pandas as pd
 import pytest
@@ -57,8 +57,10 @@ def killed_until_done(cfg, n_kills, wait, rng):
 @pytest.mark.slow
 def test_killed_runs_end_as_if_nothing_had_happened(tmp_path):
     "SIGKILL at random moments: same events, same tensors, bit for bit."
+    began = time.monotonic()
     assert start(toy(tmp_path/'whole', memory=2)).wait() == 0
-    assert killed_until_done(toy(tmp_path/'killed', memory=2, save_every=0.), 3, (5, 12), random.Random(0))
+    took = time.monotonic() - began                                # some machines are many times as fast as others
+    assert killed_until_done(toy(tmp_path/'killed', memory=2, save_every=0.), 3, (.3*took, .7*took), random.Random(0))
     whole, killed = Run.open(tmp_path/'whole'), Run.open(tmp_path/'killed')
     assert same_events(whole, killed) == []
     assert same_weights(weights(whole), weights(killed))
