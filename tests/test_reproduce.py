@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from conftest import run_notebook
-from greedynasv2.claims import claims
 from greedynasv2.core import find_data
-from greedynasv2.reproduce import budget_of, reproduce, reproduce_growth
 from greedynasv2.runs import Run
 from greedynasv2.training import make_config, train_supernet
+from greedynasv2_studies.claims import claims
+from greedynasv2_studies.reproduce import budget_of, reproduce, reproduce_growth
 
 TINY = budget_of(data='digits', image_size=8, n_train=320, batch_size=32, epochs=4, warmup_epochs=2, q_epochs=2, m=60, n_valid=40,
                  filter_dim=8, lr_warmup=0)
