@@ -1,5 +1,5 @@
 "Notebooks read well, build on each other in order, and run through papermill from any folder."
-import ast, json, re
+import json, re
 
 import pytest
 
@@ -21,35 +21,6 @@ def n_lines(source):
     return sum(bool(line.strip()) and not line.startswith('#|') for line in source.splitlines())
 
 
-def module_numbers():
-    "Number of the notebook that exports each module of the library and the studies: {package: {module: number}}."
-    numbers = {}
-    for package, folder in FOLDERS.items():
-        numbers[package] = {}
-        for nb in sorted((folder/'nbs').glob('[0-9]*.ipynb')):
-            exports = re.search(r'^#\|\s*default_exp\s+(\S+)', '\n'.join(code_cells(nb)), re.M)
-            if exports:
-                numbers[package][exports[1]] = int(nb.name.split('_')[0])
-    return numbers
-
-
-def imported_names(path, package):
-    "Full names of what a module imports, also inside functions."
-    for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
-        if isinstance(node, ast.Import):
-            yield from (a.name for a in node.names)
-        if isinstance(node, ast.ImportFrom):
-            base = [package] * bool(node.level) + [node.module] * bool(node.module)
-            yield '.'.join(base)
-            yield from ('.'.join([*base, a.name]) for a in node.names)
-
-
-def local_imports(path, package):
-    "Modules of its own package that a module imports."
-    parts = [name.split('.') for name in imported_names(path, package)]
-    return {p[1] for p in parts if p[0] == package and len(p) > 1}
-
-
 def test_exported_cells_hold_one_idea():
     "No exported cell has more than 60 lines. How much a line holds is measured by code_measures.py: short cells of packed lines read worse."
     lengths = {(nb.name, source): n_lines(source) for nb in LIBRARY for source in code_cells(nb)
@@ -57,23 +28,6 @@ def test_exported_cells_hold_one_idea():
     assert lengths, 'no notebook exports anything'
     long = [f'{name}, {n} lines: {source[:60]!r}' for (name, source), n in lengths.items() if n > 60]
     assert not long, '\n'.join(long)
-
-
-def test_modules_import_only_lower_numbers():
-    "The number of a notebook is its place in the order of reading."
-    for package, number in module_numbers().items():
-        assert number, f'no numbered notebook of {package} has a default_exp'
-        wrong = [f'{m} ({n}) imports {dep} ({number[dep]})' for m, n in number.items()
-                 for dep in local_imports(FOLDERS[package]/package/f'{m}.py', package) if number.get(dep, -1) >= n]
-        assert not wrong, '\n'.join(wrong)
-
-
-def test_library_knows_no_studies():
-    "Studies import the library, never the reverse: neither its modules nor its notebooks."
-    modules = [path.name for path in (ROOT/'greedynasv2').glob('*.py')
-               if any(name.startswith('greedynasv2_studies') for name in imported_names(path, 'greedynasv2'))]
-    notebooks = [nb.name for nb in (ROOT/'nbs').glob('*.ipynb') if 'greedynasv2_studies' in '\n'.join(code_cells(nb))]
-    assert not modules + notebooks
 
 
 @pytest.mark.slow
