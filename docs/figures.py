@@ -8,12 +8,12 @@ import torch
 from plotly.subplots import make_subplots
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT/'tests')]
+sys.path[:0] = [str(ROOT), str(ROOT/'studies'), str(ROOT/'tests')]
 from browser import chromium
 
-from greedynasv2.claims import rank_curves, tau_bars
 from greedynasv2.spaces import GREEDYNAS_B, get_space
 from greedynasv2.viz import COLOURS, plot_curves, plot_intervals, plot_path, plot_space
+from greedynasv2_studies.claims import rank_curves, tau_bars
 
 IMG = ROOT/'docs'/'img'
 

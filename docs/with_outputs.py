@@ -1,4 +1,4 @@
-"""Put the outputs of a notebook that was run into the one under nbs/, its figures also as still images, for viewers that
+"""Put the outputs of a notebook that was run into the one under studies/nbs/, its figures also as still images, for viewers that
 run no script: `python docs/with_outputs.py reproduce_nasbench`, after `make reproduce`."""
 import base64, sys
 
@@ -28,11 +28,11 @@ def with_image(output, context):
 
 
 def main(name):
-    "Copy from runs/NAME.ipynb to nbs/NAME.ipynb, cell by cell; what was only printed stays behind."
-    ran, target = nbformat.read(ROOT/f'runs/{name}.ipynb', 4), ROOT/f'nbs/{name}.ipynb'
+    "Copy from runs/NAME.ipynb to studies/nbs/NAME.ipynb, cell by cell; what was only printed stays behind."
+    ran, target = nbformat.read(ROOT/f'runs/{name}.ipynb', 4), ROOT/f'studies/nbs/{name}.ipynb'
     ours = nbformat.read(target, 4)
     cells = [c for c in ran.cells if 'injected-parameters' not in c.metadata.get('tags', [])]
-    if [c.source for c in cells] != [c.source for c in ours.cells]: sys.exit(f'runs/{name}.ipynb is not what nbs/{name}.ipynb says now; run it again.')
+    if [c.source for c in cells] != [c.source for c in ours.cells]: sys.exit(f'runs/{name}.ipynb is not what studies/nbs/{name}.ipynb says now; run it again.')
     with chromium(viewport=dict(width=1000, height=420)) as context:
         for cell, done in zip(ours.cells, cells):
             if cell.cell_type == 'code': cell.outputs = [with_image(o, context) for o in done.outputs if o.output_type != 'stream']

@@ -172,7 +172,10 @@ def find_data(*names:str) -> Path|None:
 # %% ../nbs/00_core.ipynb #d9ae2194
 def project_dir() -> Path:
     "The checkout around the working directory; outside of one, the working directory itself."
-    return next((p for p in [Path.cwd(), *Path.cwd().parents] if (p/'settings.ini').exists()), Path.cwd())
+    for folder in [Path.cwd(), *Path.cwd().parents]:
+        if (folder/'settings.ini').exists() and (folder/'greedynasv2').is_dir():      # studies/ has settings of its own
+            return folder
+    return Path.cwd()
 
 def results_file(
     name:str,          # Its name under `results/`

@@ -9,8 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/'tests'))
 
-from greedynasv2.core import find_data, results_file, write_atomic
+from greedynasv2.core import find_data, write_atomic
 from greedynasv2.runs import Run, same_events
+from greedynasv2_studies.measuring import results_file
 from test_training import killed_until_done, same_weights, start, toy, weights
 
 

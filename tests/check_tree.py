@@ -1,22 +1,28 @@
-"Are the notebooks clean, small and tagged, and is the library what they export? `make test` asks this first."
+"Are the notebooks clean, small and tagged, and are library and studies what they export? `make test` asks this first."
 import json, shutil, subprocess, sys, tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_MB = 3
 STALE = {'.ipynb': 'not clean', '.py': 'not what the notebooks export', '.toml': 'not what settings.ini says'}
+# The library, and the studies next to it: folder of settings.ini -> package that its notebooks export
+PACKAGES = {ROOT: 'greedynasv2', ROOT/'studies': 'greedynasv2_studies'}
 # Notebooks that papermill gives parameters to, as file patterns
 WITH_PARAMETERS = ['explore_spaces.ipynb', 'benchmark.ipynb', 'filter_nasbench.ipynb', 'rank_of_paths.ipynb', 'search_nasbench.ipynb',
                    'reproduce_nasbench.ipynb', 'train_supernet.ipynb', 'search.ipynb', 'retrain.ipynb', 'transfer_detection.ipynb',
                    'watch_*.ipynb']
 
 
-def copy_tree(dest):
-    "Copy what nbdev reads and writes to `dest`, without the modules, which the export writes anew."
-    for name in ['settings.ini', 'setup.py', 'pyproject.toml', 'README.md']: shutil.copy(ROOT/name, dest)
-    shutil.copytree(ROOT/'nbs', dest/'nbs', ignore=shutil.ignore_patterns('.*', '_*'))
-    (dest/'greedynasv2').mkdir()
-    if (init := ROOT/'greedynasv2/__init__.py').exists(): shutil.copy(init, dest/'greedynasv2')
+def copy_tree(root, package, dest):
+    "Copy what nbdev reads and writes from `root` to `dest`, without the modules, which the export writes again."
+    for name in ['settings.ini', 'setup.py', 'pyproject.toml', 'README.md']:
+        if (root/name).exists():
+            shutil.copy(root/name, dest)
+    shutil.copytree(root/'nbs', dest/'nbs', ignore=shutil.ignore_patterns('.*', '_*'))
+    (dest/package).mkdir()
+    init = root/package/'__init__.py'
+    if init.exists():
+        shutil.copy(init, dest/package)
 
 
 def nbdev(command, cwd):
@@ -25,25 +31,28 @@ def nbdev(command, cwd):
     if res.returncode: sys.exit(f'{command} failed:\n{res.stdout}{res.stderr}')
 
 
-def files(root):
+def files(root, package):
     "Relative paths of notebooks, modules and pyproject.toml under `root`."
-    found = [*root.glob('nbs/*.ipynb'), *root.glob('greedynasv2/**/*.py'), root/'pyproject.toml']
+    found = [*root.glob('nbs/*.ipynb'), *root.glob(f'{package}/**/*.py'), root/'pyproject.toml']
     return {f.relative_to(root) for f in found if not f.name.startswith('.')}
 
 
-def sync_problems():
-    "Sentences about notebooks that are not clean and library files that differ from a fresh export."
+def sync_problems(root, package):
+    "Sentences about notebooks that are not clean and modules that differ from a fresh export."
     with tempfile.TemporaryDirectory() as tmp:
         fresh = Path(tmp)
-        copy_tree(fresh)
+        copy_tree(root, package, fresh)
         nbdev('nbdev_clean', fresh)
         nbdev('nbdev_export', fresh)
-        ours, theirs = files(ROOT), files(fresh)
-        for f in sorted(ours - theirs): yield f'{f}: no notebook exports it. Delete it, or restore its notebook.'
-        for f in sorted(theirs - ours): yield f'{f}: missing. Run `make sync`.'
+        ours, theirs = files(root, package), files(fresh, package)
+        where = root.relative_to(ROOT)
+        for f in sorted(ours - theirs):
+            yield f'{where/f}: no notebook exports it. Delete it, or restore its notebook.'
+        for f in sorted(theirs - ours):
+            yield f'{where/f}: missing. Run `make sync`.'
         for f in sorted(ours & theirs):
-            if (ROOT/f).read_bytes() == (fresh/f).read_bytes(): continue
-            yield f'{f}: {STALE[f.suffix]}. Run `make sync`.'
+            if (root/f).read_bytes() != (fresh/f).read_bytes():
+                yield f'{where/f}: {STALE[f.suffix]}. Run `make sync`.'
 
 
 def notebook_problems(path):
@@ -60,9 +69,10 @@ def notebook_problems(path):
 
 def main():
     "Print every problem found; the exit code says whether there was one."
-    notebooks = sorted((ROOT/'nbs').glob('*.ipynb'))
-    problems = [*sync_problems(), *(p for nb in notebooks for p in notebook_problems(nb))]
-    print('\n'.join(problems) or f'{len(notebooks)} notebooks clean, library in sync.')
+    notebooks = [nb for root in PACKAGES for nb in sorted((root/'nbs').glob('*.ipynb'))]
+    problems = [p for root, package in PACKAGES.items() for p in sync_problems(root, package)]
+    problems += [p for nb in notebooks for p in notebook_problems(nb)]
+    print('\n'.join(problems) or f'{len(notebooks)} notebooks clean, library and studies in sync.')
     return bool(problems)
 
 

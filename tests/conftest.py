@@ -3,6 +3,7 @@ import os, time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = ROOT/'nbs', ROOT/'studies/nbs'
 os.environ.setdefault('OMP_NUM_THREADS', '1')      # before torch is imported: runs repeat bit for bit at equal threads only
 
 import pytest
@@ -34,10 +35,11 @@ def until(true, seconds, what):
 
 
 def run_notebook(name, out, parameters=None, seconds=600):
-    """Run nbs/`name`.ipynb by papermill. Its client has been seen to miss a kernel's reply and wait for ever; a cell that
+    """Run `name`.ipynb of the library or the studies by papermill. Its client has been seen to miss a kernel's reply and wait for ever; a cell that
     takes longer than `seconds` gets the notebook one more try."""
     import papermill
     from nbclient.exceptions import CellTimeoutError
-    run = lambda: papermill.execute_notebook(ROOT/'nbs'/f'{name}.ipynb', out, parameters, progress_bar=False, execution_timeout=seconds)
+    notebook = next(f for folder in NOTEBOOKS if (f := folder/f'{name}.ipynb').exists())
+    run = lambda: papermill.execute_notebook(notebook, out, parameters, progress_bar=False, execution_timeout=seconds)
     try: return run()
     except CellTimeoutError: return run()

@@ -5,7 +5,9 @@ from greedynasv2.core import InputError
 from greedynasv2.nasbench import load_macro
 
 NEVER = '^[_.]'
-NEEDS_MACRO = '^(04_nasbench|08_vpu|10_sampler|17_training|18_nsga2|explore_filter)'
+# Of the library, then of the studies
+NEEDS_MACRO = ('^(04_nasbench|08_vpu|10_sampler|17_training|18_nsga2|explore_filter'
+               '|01_macro|03_reproduce|04_claims)')
 
 try: load_macro(); skip = NEVER
 except InputError as e:

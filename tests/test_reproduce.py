@@ -1,15 +1,16 @@
 "The reproduction on a tiny budget: digits instead of CIFAR-10, everything else as it is."
-import json, shutil
+import hashlib, json, shutil
 from pathlib import Path
 
 import pytest
 
 from conftest import run_notebook
-from greedynasv2.claims import claims
 from greedynasv2.core import find_data
-from greedynasv2.reproduce import budget_of, reproduce, reproduce_growth
 from greedynasv2.runs import Run
 from greedynasv2.training import make_config, train_supernet
+from greedynasv2_studies.claims import claims
+from greedynasv2_studies.published import open_published, publish, unpack
+from greedynasv2_studies.reproduce import budget_of, reproduce, reproduce_growth
 
 TINY = budget_of(data='digits', image_size=8, n_train=320, batch_size=32, epochs=4, warmup_epochs=2, q_epochs=2, m=60, n_valid=40,
                  filter_dim=8, lr_warmup=0)
@@ -18,10 +19,10 @@ quiet = lambda line: None
 ROOT = Path(__file__).resolve().parent.parent
 PUBLISHED = ROOT/'results'/'nasbench_macro.json'
 pytestmark = pytest.mark.slow
-needs_truth = pytest.mark.skipif(not find_data('nas-bench-macro_cifar10.json'), reason='nas-bench-macro_cifar10.json is not on this machine')
+needs_benchmark = pytest.mark.skipif(not find_data('nas-bench-macro_cifar10.json'), reason='nas-bench-macro_cifar10.json is not on this machine')
 
 
-@needs_truth
+@needs_benchmark
 def test_a_plan_is_carried_out_once(tmp_path):
     "Both runs begin from one warm-up, are measured, and are not trained again; measures need no weights."
     few = dict(n_images=40, n_evals=20, n_random=20, share=.01, n_boot=10)
@@ -37,7 +38,7 @@ def test_a_plan_is_carried_out_once(tmp_path):
     table = claims(done).set_index('claim').ours
     assert float(table['percentile rank of trained paths, spos (%)']) > 20
     assert table['percentile rank of trained paths, greedynas (%)'] == 'not measured yet'
-    (tmp_path/'results'/'spos-0'/'results.json').unlink()                                 # killed while it was handed in
+    (tmp_path/'results'/'spos-0'/'results.json').unlink()                                 # killed while it was published
     lines = []
     again = reproduce(TINY, PLAN, *where, report=lines.append, **few)
     assert len(lines) == 2 and again['spos-0']['tau'] == done['spos-0']['tau']
@@ -45,7 +46,7 @@ def test_a_plan_is_carried_out_once(tmp_path):
     assert claims(reproduce(TINY, PLAN, *where, report=lines.append, **few)).equals(claims(done)) and len(lines) == 2
 
 
-@needs_truth
+@needs_benchmark
 def test_larger_spaces(tmp_path):
     "The networks found, and pairs of ops in the first space, once both its runs are there."
     where, enough = (tmp_path/'results', tmp_path/'runs'), dict(image_size=16, m=300, aligned=True, q_label=.5, filter_iters=0)     # for a filter
@@ -66,7 +67,25 @@ def test_larger_spaces(tmp_path):
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason='nothing is published yet')
-def test_what_is_published_follows_from_what_was_handed_in(tmp_path, data_file):
+def test_published_runs_are_whole(tmp_path):
+    "Every file of every run is as it was before it was compressed, byte for byte, and compresses to the same file again."
+    root = PUBLISHED.with_suffix('')
+    runs = sorted(config.parent for config in root.rglob('config.json'))
+    for run in runs:
+        unpack(run, tmp_path/run.relative_to(root))
+    files = {str(f.relative_to(tmp_path)): f for f in tmp_path.rglob('*') if f.is_file()}
+    expected = [line.split('  ', 1) for line in (root/'sha256.txt').read_text().splitlines()]
+    assert {name: digest for digest, name in expected} == {name: hashlib.sha256(f.read_bytes()).hexdigest() for name, f in files.items()}
+    for run in runs:
+        again = tmp_path/'again'/run.relative_to(root)
+        unpacked = tmp_path/run.relative_to(root)
+        publish(unpacked, again, [f.name for f in unpacked.iterdir()])
+        assert {f.name: f.read_bytes() for f in again.iterdir()} == {f.name: f.read_bytes() for f in run.iterdir()}
+        assert len(open_published(run).events('step')) > 100
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason='nothing is published yet')
+def test_what_is_published_follows_from_published_runs(tmp_path, data_file):
     "The notebook gives the same numbers again from a copy of results/nasbench_macro, without a single weight."
     data_file('nas-bench-macro_cifar10.json')
     shutil.copytree(PUBLISHED.with_suffix(''), tmp_path/'nasbench_macro')

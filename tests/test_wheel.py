@@ -31,7 +31,8 @@ def wheel(tmp_path_factory):
     "The wheel, built offline by way of the source distribution, from a copy of what a build needs."
     src, out = tmp_path_factory.mktemp('src'), tmp_path_factory.mktemp('dist')
     for name in ['settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE']: shutil.copy(ROOT/name, src)
-    shutil.copytree(ROOT/'greedynasv2', src/'greedynasv2', ignore=shutil.ignore_patterns('__pycache__'))
+    for name in ['greedynasv2', 'studies']:      # the studies are there, and must stay out
+        shutil.copytree(ROOT/name, src/name, ignore=shutil.ignore_patterns('__pycache__', '*.egg-info'))
     run(sys.executable, '-m', 'build', '--no-isolation', '--outdir', out, src, cwd=out)
     return next(out.glob('*.whl'))
 
@@ -70,7 +71,7 @@ def declared(wheel):
 
 
 def test_wheel_holds_only_the_library(wheel):
-    "No notebooks, no tests, nothing else at the top level."
+    "No notebooks, no tests, no studies, nothing else at the top level."
     tops = {name.split('/')[0] for name in ZipFile(wheel).namelist()}
     assert {t for t in tops if not t.endswith('.dist-info')} == {'greedynasv2'}
 
