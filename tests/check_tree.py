@@ -1,28 +1,35 @@
 "Are the notebooks clean, small and tagged, and is the library what they export? `make test` asks this first."
-import json, shutil, subprocess, sys, tempfile
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_MB = 3
 STALE = {'.ipynb': 'not clean', '.py': 'not what the notebooks export', '.toml': 'not what settings.ini says'}
 # Notebooks that papermill gives parameters to, as file patterns
-WITH_PARAMETERS = ['explore_spaces.ipynb', 'benchmark.ipynb', 'filter_nasbench.ipynb', 'rank_of_paths.ipynb', 'search_nasbench.ipynb',
-                   'reproduce_nasbench.ipynb', 'train_supernet.ipynb', 'search.ipynb', 'retrain.ipynb', 'transfer_detection.ipynb',
-                   'watch_*.ipynb']
+WITH_PARAMETERS = ['explore_spaces.ipynb', 'benchmark.ipynb', 'filter_nasbench.ipynb', 'rank_of_paths.ipynb',
+                   'search_nasbench.ipynb', 'reproduce_nasbench.ipynb', 'train_supernet.ipynb', 'search.ipynb',
+                   'retrain.ipynb', 'transfer_detection.ipynb', 'watch_*.ipynb']
 
 
 def copy_tree(dest):
     "Copy what nbdev reads and writes to `dest`, without the modules, which the export writes anew."
-    for name in ['settings.ini', 'setup.py', 'pyproject.toml', 'README.md']: shutil.copy(ROOT/name, dest)
+    for name in ['settings.ini', 'setup.py', 'pyproject.toml', 'README.md']:
+        shutil.copy(ROOT/name, dest)
     shutil.copytree(ROOT/'nbs', dest/'nbs', ignore=shutil.ignore_patterns('.*', '_*'))
     (dest/'greedynasv2').mkdir()
-    if (init := ROOT/'greedynasv2/__init__.py').exists(): shutil.copy(init, dest/'greedynasv2')
+    if (init := ROOT/'greedynasv2/__init__.py').exists():
+        shutil.copy(init, dest/'greedynasv2')
 
 
 def nbdev(command, cwd):
     "Run one nbdev `command` of the environment that runs this file."
     res = subprocess.run([Path(sys.executable).with_name(command)], cwd=cwd, capture_output=True, text=True)
-    if res.returncode: sys.exit(f'{command} failed:\n{res.stdout}{res.stderr}')
+    if res.returncode:
+        sys.exit(f'{command} failed:\n{res.stdout}{res.stderr}')
 
 
 def files(root):
@@ -39,17 +46,21 @@ def sync_problems():
         nbdev('nbdev_clean', fresh)
         nbdev('nbdev_export', fresh)
         ours, theirs = files(ROOT), files(fresh)
-        for f in sorted(ours - theirs): yield f'{f}: no notebook exports it. Delete it, or restore its notebook.'
-        for f in sorted(theirs - ours): yield f'{f}: missing. Run `make sync`.'
+        for f in sorted(ours - theirs):
+            yield f'{f}: no notebook exports it. Delete it, or restore its notebook.'
+        for f in sorted(theirs - ours):
+            yield f'{f}: missing. Run `make sync`.'
         for f in sorted(ours & theirs):
-            if (ROOT/f).read_bytes() == (fresh/f).read_bytes(): continue
+            if (ROOT/f).read_bytes() == (fresh/f).read_bytes():
+                continue
             yield f'{f}: {STALE[f.suffix]}. Run `make sync`.'
 
 
 def notebook_problems(path):
     "Sentences about the size, the saved widget state and the parameters tag of one notebook."
     name, size = path.relative_to(ROOT), path.stat().st_size/1e6
-    if size > MAX_MB: yield f'{name}: {size:.1f} MB, more than {MAX_MB} MB. Clear or thin its outputs.'
+    if size > MAX_MB:
+        yield f'{name}: {size:.1f} MB, more than {MAX_MB} MB. Clear or thin its outputs.'
     nb = json.loads(path.read_text(encoding='utf-8'))
     if nb['metadata'].get('widgets'):
         yield f'{name}: holds saved widget state. Turn off Settings > Save Widget State Automatically, save it again.'
@@ -66,4 +77,5 @@ def main():
     return bool(problems)
 
 
-if __name__ == '__main__': sys.exit(main())
+if __name__ == '__main__':
+    sys.exit(main())
