@@ -32,11 +32,13 @@ setup(
     packages=find_packages(include=[cfg['lib_name'], f'{cfg["lib_name"]}.*']),
     install_requires=cfg['requirements'].split(),
     extras_require={k.removesuffix('_requirements'): v.split() for k, v in cfg.items() if k.endswith('_requirements')},
+    project_urls={'Paper': cfg['paper_url']},
     classifiers=[
         f'Development Status :: {STATUS[int(cfg["status"]) - 1]}',
         f'Intended Audience :: {cfg["audience"]}',
         f'Natural Language :: {cfg["language"]}',
         *(f'Programming Language :: Python :: {v}' for v in PYTHONS[PYTHONS.index(cfg['min_python']):]),
+        *cfg['classifiers'].strip().splitlines(),
     ],
     cmdclass={'sdist': SdistWithSettings},
     zip_safe=False,

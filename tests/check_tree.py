@@ -1,5 +1,9 @@
 "Are the notebooks clean, small and tagged, and are library and studies what they export? `make test` asks this first."
-import json, shutil, subprocess, sys, tempfile
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -8,9 +12,9 @@ STALE = {'.ipynb': 'not clean', '.py': 'not what the notebooks export', '.toml':
 # The library, and the studies next to it: folder of settings.ini -> package that its notebooks export
 PACKAGES = {ROOT: 'greedynasv2', ROOT/'studies': 'greedynasv2_studies'}
 # Notebooks that papermill gives parameters to, as file patterns
-WITH_PARAMETERS = ['explore_spaces.ipynb', 'benchmark.ipynb', 'filter_nasbench.ipynb', 'rank_of_paths.ipynb', 'search_nasbench.ipynb',
-                   'reproduce_nasbench.ipynb', 'train_supernet.ipynb', 'search.ipynb', 'retrain.ipynb', 'transfer_detection.ipynb',
-                   'watch_*.ipynb']
+WITH_PARAMETERS = ['explore_spaces.ipynb', 'benchmark.ipynb', 'filter_nasbench.ipynb', 'rank_of_paths.ipynb',
+                   'search_nasbench.ipynb', 'reproduce_nasbench.ipynb', 'train_supernet.ipynb', 'search.ipynb',
+                   'retrain.ipynb', 'transfer_detection.ipynb', 'watch_*.ipynb']
 
 
 def copy_tree(root, package, dest):
@@ -28,7 +32,8 @@ def copy_tree(root, package, dest):
 def nbdev(command, cwd):
     "Run one nbdev `command` of the environment that runs this file."
     res = subprocess.run([Path(sys.executable).with_name(command)], cwd=cwd, capture_output=True, text=True)
-    if res.returncode: sys.exit(f'{command} failed:\n{res.stdout}{res.stderr}')
+    if res.returncode:
+        sys.exit(f'{command} failed:\n{res.stdout}{res.stderr}')
 
 
 def files(root, package):
@@ -58,7 +63,8 @@ def sync_problems(root, package):
 def notebook_problems(path):
     "Sentences about the size, the saved widget state and the parameters tag of one notebook."
     name, size = path.relative_to(ROOT), path.stat().st_size/1e6
-    if size > MAX_MB: yield f'{name}: {size:.1f} MB, more than {MAX_MB} MB. Clear or thin its outputs.'
+    if size > MAX_MB:
+        yield f'{name}: {size:.1f} MB, more than {MAX_MB} MB. Clear or thin its outputs.'
     nb = json.loads(path.read_text(encoding='utf-8'))
     if nb['metadata'].get('widgets'):
         yield f'{name}: holds saved widget state. Turn off Settings > Save Widget State Automatically, save it again.'
@@ -76,4 +82,5 @@ def main():
     return bool(problems)
 
 
-if __name__ == '__main__': sys.exit(main())
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,10 +1,12 @@
 "What all tests share: the marker `slow`, and data files that a machine may lack."
-import os, time
+import os
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT/'nbs', ROOT/'studies/nbs'
-os.environ.setdefault('OMP_NUM_THREADS', '1')      # before torch is imported: runs repeat bit for bit at equal threads only
+# Before torch is imported: runs repeat bit for bit at an equal number of threads only
+os.environ.setdefault('OMP_NUM_THREADS', '1')
 
 import pytest
 
@@ -20,7 +22,8 @@ def data_file():
     from greedynasv2.core import cache_dir, find_data
 
     def find(name, source=''):
-        if path := find_data(name): return path
+        if path := find_data(name):
+            return path
         pytest.skip(f'{name} is not on this machine. Put it{source and f" (from {source})"} into {cache_dir()}, '
                     'or into a folder of your own and name that folder in GREEDYNASV2_DATA.')
     return find
@@ -35,11 +38,14 @@ def until(true, seconds, what):
 
 
 def run_notebook(name, out, parameters=None, seconds=600):
-    """Run `name`.ipynb of the library or the studies by papermill. Its client has been seen to miss a kernel's reply and wait for ever; a cell that
-    takes longer than `seconds` gets the notebook one more try."""
+    """Run `name`.ipynb of the library or the studies by papermill. Its client has been seen to miss a kernel's reply and
+    wait for ever, so a notebook with a cell that takes longer than `seconds` is run once more."""
     import papermill
     from nbclient.exceptions import CellTimeoutError
     notebook = next(f for folder in NOTEBOOKS if (f := folder/f'{name}.ipynb').exists())
-    run = lambda: papermill.execute_notebook(notebook, out, parameters, progress_bar=False, execution_timeout=seconds)
-    try: return run()
-    except CellTimeoutError: return run()
+    def run():
+        return papermill.execute_notebook(notebook, out, parameters, progress_bar=False, execution_timeout=seconds)
+    try:
+        return run()
+    except CellTimeoutError:
+        return run()

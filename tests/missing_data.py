@@ -9,7 +9,9 @@ NEVER = '^[_.]'
 NEEDS_MACRO = ('^(04_nasbench|08_vpu|10_sampler|17_training|18_nsga2|explore_filter'
                '|01_macro|03_reproduce|04_claims)')
 
-try: load_macro(); skip = NEVER
+try:
+    load_macro()
+    skip = NEVER
 except InputError as e:
     print(f'Skipped {NEEDS_MACRO[1:]}: {e}', file=sys.stderr)
     skip = f'{NEVER}|{NEEDS_MACRO}'

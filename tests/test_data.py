@@ -19,13 +19,14 @@ def make_folder(root, splits=('train', 'val'), classes=('cat', 'dog'), n=12):
     return root
 
 
-def same(a, b): return all(torch.equal(x, y) for pair in zip(a, b, strict=True) for x, y in zip(*pair))
+def same(a, b): return all(torch.equal(x, y) for pair in zip(a, b, strict=True) for x, y in zip(*pair, strict=True))
 
 
 @pytest.mark.parametrize('large', [False, True])
 def test_batches_repeat_with_any_number_of_workers(tmp_path, monkeypatch, large):
     "In memory or from files, in this process or in two: the same pixels, and another seed gives others."
-    if large: monkeypatch.setattr('greedynasv2.data.IN_MEMORY_BYTES', 0)
+    if large:
+        monkeypatch.setattr('greedynasv2.data.IN_MEMORY_BYTES', 0)
     data = load_data(make_folder(tmp_path), image_size=16)
     assert data.train.in_memory != large and len(data.test) == 24
     one = list(data.batches(4, epoch=1))
@@ -44,7 +45,8 @@ def test_crops_are_cut_out_of_the_whole_photograph(tmp_path, monkeypatch):
         (tmp_path/c).mkdir()
         for i in range(20):
             image = Image.new('RGB', (90, 30))
-            for x in (0, 60): image.paste((255, 255, 255), (x, 0, x + 30, 30))      # black in the middle third
+            for x in (0, 60):
+                image.paste((255, 255, 255), (x, 0, x + 30, 30))      # black in the middle third
             image.save(tmp_path/c/f'{i}.png')
     data = load_data(tmp_path, image_size=16)
     assert data.augment == 'crop_flip'
@@ -55,15 +57,19 @@ def test_crops_are_cut_out_of_the_whole_photograph(tmp_path, monkeypatch):
 def test_batches_leave_the_global_generator_alone():
     "Augmenting an image moves no other random number."
     data = load_data('digits', image_size=16)
-    torch.manual_seed(0); a = torch.rand(3)
-    torch.manual_seed(0); batches = data.batches(32); next(batches); b = torch.rand(3)
+    torch.manual_seed(0)
+    a = torch.rand(3)
+    torch.manual_seed(0)
+    batches = data.batches(32)
+    next(batches)
+    b = torch.rand(3)
     assert torch.equal(a, b)
 
 
 def test_splits_are_disjoint_and_follow_the_seed():
     "Train and validation share no image, cover the set, and move with the seed; the test set does not move."
     a, b = load_data('digits', 16, seed=0), load_data('digits', 16, seed=1)
-    whole = lambda d: torch.cat([d.train.images, d.valid.images]).flatten(1)
+    def whole(d): return torch.cat([d.train.images, d.valid.images]).flatten(1)
     assert len(a.train) + len(a.valid) + len(a.test) == 1797
     assert torch.equal(whole(a).long().sum(0), whole(b).long().sum(0))
     assert not torch.equal(a.valid.images, b.valid.images)
@@ -80,21 +86,28 @@ def test_an_epoch_sees_every_image_once():
 
 def test_bad_folders(tmp_path):
     "Missing, empty, one class, an empty class, other classes in val, an unreadable file: each is named."
-    with pytest.raises(InputError, match='There is no folder'): load_data(tmp_path/'nowhere')
+    with pytest.raises(InputError, match='There is no folder'):
+        load_data(tmp_path/'nowhere')
     (tmp_path/'empty').mkdir()
-    with pytest.raises(InputError, match='empty holds no images'): load_data(tmp_path/'empty')
+    with pytest.raises(InputError, match='empty holds no images'):
+        load_data(tmp_path/'empty')
     one = make_folder(tmp_path/'one', classes=('cat',))
-    with pytest.raises(InputError, match="one class only, 'cat'"): load_data(one)
+    with pytest.raises(InputError, match="one class only, 'cat'"):
+        load_data(one)
     folder = make_folder(tmp_path/'two')
     (folder/'val'/'cat').rename(folder/'val'/'cow')
-    with pytest.raises(InputError, match='different classes; only in one of them: cat, cow'): load_data(folder)
+    with pytest.raises(InputError, match='different classes; only in one of them: cat, cow'):
+        load_data(folder)
     (folder/'val'/'cow').rename(folder/'val'/'cat')
     (folder/'train'/'emu').mkdir()
-    with pytest.raises(InputError, match='emu holds no images'): load_data(folder)
+    with pytest.raises(InputError, match='emu holds no images'):
+        load_data(folder)
     (folder/'train'/'emu').rmdir()
     (folder/'train'/'dog'/'3.png').write_bytes((folder/'train'/'dog'/'3.png').read_bytes()[:60])
-    with pytest.raises(InputError, match='dog/3.png cannot be read'): load_data(folder)
-    with pytest.raises(InputError, match='A batch of 9999 images'): next(load_data('digits').batches(9999))
+    with pytest.raises(InputError, match='dog/3.png cannot be read'):
+        load_data(folder)
+    with pytest.raises(InputError, match='A batch of 9999 images'):
+        next(load_data('digits').batches(9999))
 
 
 def test_photographs_are_scaled_before_they_are_shifted(tmp_path, monkeypatch):
@@ -110,7 +123,8 @@ def test_photographs_are_scaled_before_they_are_shifted(tmp_path, monkeypatch):
 
 def test_all_kinds_of_files(tmp_path):
     "Upper-case endings and every mode are read; hidden files are not."
-    for c in 'ab': (tmp_path/c).mkdir()
+    for c in 'ab':
+        (tmp_path/c).mkdir()
     for i, mode in enumerate(['L', 'LA', 'P', 'RGBA', 'I;16', '1']):
         Image.new(mode, (9, 9)).save(tmp_path/'a'/f'{i}.PNG')
     Image.new('CMYK', (1, 9)).save(tmp_path/'b'/'c.JPEG')
@@ -128,5 +142,5 @@ def test_cifar10(data_file):
     data = load_data('cifar10', image_size=32)
     assert (len(data.train), len(data.valid), len(data.test)) == (45_000, 5_000, 10_000)
     assert data.classes[:2] == ['airplane', 'automobile'] and data.test.labels.bincount().tolist() == [1000]*10
-    assert all(abs(m - e) < .01 for m, e in zip(data.mean, (.491, .482, .447)))
+    assert all(abs(m - e) < .01 for m, e in zip(data.mean, (.491, .482, .447), strict=True))
     assert load_data('cifar10', image_size=24, n_train=50).train.images.shape == (50, 3, 24, 24)

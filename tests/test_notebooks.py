@@ -1,5 +1,6 @@
 "Notebooks read well, build on each other in order, and run through papermill from any folder."
-import json, re
+import json
+import re
 
 import pytest
 
@@ -33,9 +34,9 @@ def test_exported_cells_hold_one_idea():
 @pytest.mark.slow
 @pytest.mark.parametrize('name, parameters', [
     ('explore_spaces', dict(space='toy', n_steps=20)),
-    ('benchmark', dict(repeats=1, eval_repeats=1, batch_size=2, small_batch=2, eval_size=32, n_images=2, n_paths=20, n_searched=8,
-                       n_accepted=2, n_classified=200, filter_batch=8, n_layers=[2, 4], n_ops=[3, 5], n_events=2000,
-                       out='benchmark.json')),
+    ('benchmark', dict(repeats=1, eval_repeats=1, batch_size=2, small_batch=2, eval_size=32, n_images=2, n_paths=20,
+                       n_searched=8, n_accepted=2, n_classified=200, filter_batch=8, n_layers=[2, 4], n_ops=[3, 5],
+                       n_events=2000, out='benchmark.json')),
     ('filter_nasbench', dict(shares=[.01], n_seeds=1, dim=8, ablations=False, out='filter.json')),
     ('rank_of_paths', dict(n_seeds=1, epochs=6, m=100, filter_dim=8, paths_per_epoch=20, out='rank.json')),
     ('search_nasbench', dict(n_seeds=2, n_seeds_offspring=1, budgets=[60, 100], dim=8, out='search.json')),
@@ -44,7 +45,8 @@ def test_exported_cells_hold_one_idea():
 ])
 def test_notebook_runs_headless(name, parameters, tmp_path, monkeypatch, data_file):
     "Papermill runs it from a folder that is not the project's, and its output stays small."
-    if name in NEED_MACRO: data_file('nas-bench-macro_cifar10.json')
+    if name in NEED_MACRO:
+        data_file('nas-bench-macro_cifar10.json')
     monkeypatch.chdir(tmp_path)
     out = tmp_path/f'{name}.ipynb'
     run_notebook(name, out, parameters)

@@ -1,10 +1,12 @@
 "What a module does not need at once, it does not import: training starts as fast as torch allows."
-import subprocess, sys
+import subprocess
+import sys
 
 import pytest
 
 # Each of them takes from a tenth of a second to two seconds to import
-HEAVY = {'plotly', 'matplotlib', 'ipywidgets', 'anywidget', 'IPython', 'timm', 'torchvision', 'pymoo', 'sklearn', 'scipy'}
+HEAVY = {'plotly', 'matplotlib', 'ipywidgets', 'anywidget', 'IPython', 'timm', 'torchvision', 'pymoo', 'sklearn',
+         'scipy'}
 
 
 @pytest.mark.parametrize('module', ['training', 'supernet', 'vpu', 'data'])

@@ -18,7 +18,8 @@ def supernet(name, width=1., image_size=32):
     space = get_space(name, n_classes=10, image_size=image_size, width=width)
     net = SuperNet(space)
     with torch.no_grad():
-        for path in space.sample(2): net(torch.randn(4, 3, image_size, image_size), path)
+        for path in space.sample(2):
+            net(torch.randn(4, 3, image_size, image_size), path)
     return net
 
 
@@ -37,7 +38,7 @@ def test_twenty_steps_move_only_the_path(name, width, make):
     for _ in range(20):
         F.cross_entropy(net(x, path), y).backward()
         step_path(optimizer, net.path_params(path))
-    on_path = tuple(f'layers.{l}.{op}.' for l, op in enumerate(path.tolist())) + ('stem.', 'head.')
+    on_path = tuple(f'layers.{layer}.{op}.' for layer, op in enumerate(path.tolist())) + ('stem.', 'head.')
     after = net.state_dict()
     moved = {k for k in before if not torch.equal(before[k], after[k])}
     assert moved and all(k.startswith(on_path) for k in moved)
@@ -65,7 +66,8 @@ def test_subnet_owns_its_weights():
     path = net.space.encode('1203')
     before, sub = copy.deepcopy(net.state_dict()), net.subnet(path)
     with torch.no_grad():
-        for p in sub.parameters(): p.add_(1)
+        for p in sub.parameters():
+            p.add_(1)
     assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
 
 
@@ -88,7 +90,8 @@ def test_dropping_frees_weights_and_state():
     space, optimizer = net.space, torch.optim.SGD(net.parameters(), lr=.1, momentum=.9)
     x, y = torch.randn(4, 3, 16, 16), torch.arange(4)
     path = space.encode('1111')
-    F.cross_entropy(net(x, path), y).backward(); step_path(optimizer, net.path_params(path))
+    F.cross_entropy(net(x, path), y).backward()
+    step_path(optimizer, net.path_params(path))
     gone = list(net.layers[0][1].parameters())
     assert all(p in optimizer.state for p in gone)
     n, n_all = net.n_params, len(optimizer.param_groups[0]['params'])
@@ -97,9 +100,11 @@ def test_dropping_frees_weights_and_state():
     assert not any(p in optimizer.state for p in gone)
     assert len(optimizer.param_groups[0]['params']) == n_all - len(gone)
     assert net.free_dropped(optimizer) == 0
-    with pytest.raises(InputError, match='dropped from layer 0'): net(x, path)
+    with pytest.raises(InputError, match='dropped from layer 0'):
+        net(x, path)
     other = space.encode('2111')
-    F.cross_entropy(net(x, other), y).backward(); step_path(optimizer, net.path_params(other))
+    F.cross_entropy(net(x, other), y).backward()
+    step_path(optimizer, net.path_params(other))
     assert len(optimizer.state_dict()['state']) == len(optimizer.state)
 
 
@@ -128,7 +133,8 @@ def test_batch_statistics_are_those_of_training_mode():
     net = supernet('toy', image_size=16)
     x, y, path = torch.randn(8, 3, 16, 16), torch.arange(8), net.space.encode('1203')
     sub = net.subnet(path).train()
-    with torch.no_grad(): expected = F.cross_entropy(torch.cat([sub(b) for b in x.split(4)]), y)
+    with torch.no_grad():
+        expected = F.cross_entropy(torch.cat([sub(b) for b in x.split(4)]), y)
     assert torch.equal(SupernetEvaluator(net, x, y, batch_size=4)(path).loss[0], expected)
 
 
@@ -139,16 +145,21 @@ def test_bad_input_is_answered_with_a_sentence():
     for images, labels, says in [(x, y + 10, '0 to 9; given: 10 to 13'), (x.byte(), y, 'normalised floats'),
                                  (x[:, :1], y, r'given: \(4, 1, 16, 16\)'), (x, y[:, None], r'labels \(n,\)'),
                                  (x, y.tolist(), 'given: Tensor and list')]:
-        with pytest.raises(InputError, match=says): SupernetEvaluator(net, images, labels)
-    with pytest.raises(InputError, match='as many labels'): SupernetEvaluator(net, x, y[:3])
+        with pytest.raises(InputError, match=says):
+            SupernetEvaluator(net, images, labels)
+    with pytest.raises(InputError, match='as many labels'):
+        SupernetEvaluator(net, x, y[:3])
     many_groups = torch.optim.SGD([dict(params=[p]) for p in net.parameters()], lr=1.)
-    with pytest.raises(InputError, match='one group'): step_path(many_groups, [])
-    with pytest.raises(InputError, match='and as many labels'): SupernetEvaluator(net, x, y, calibration=x[:0])
+    with pytest.raises(InputError, match='one group'):
+        step_path(many_groups, [])
+    with pytest.raises(InputError, match='and as many labels'):
+        SupernetEvaluator(net, x, y, calibration=x[:0])
     scores = SupernetEvaluator(net, x * torch.nan, y)(net.space.sample(3))
     assert scores.loss.isinf().all() and scores.loss.argsort().shape == (3,)
     evaluate = SupernetEvaluator(net, x, y)
     net.space.drop(2, 1)
-    with pytest.raises(InputError, match='MB3_K3 was dropped from layer 2'): evaluate(net.space.encode('0010'))
+    with pytest.raises(InputError, match='MB3_K3 was dropped from layer 2'):
+        evaluate(net.space.encode('0010'))
     assert evaluate(net.space.sample(0)).loss.shape == (0,)
 
 

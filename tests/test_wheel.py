@@ -1,7 +1,13 @@
 "The wheel holds the whole library, works without the source tree, and declares all that it imports."
-import ast, json, shutil, subprocess, sys, sysconfig, venv
-from importlib.metadata import packages_distributions
+import ast
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
 from email import message_from_bytes
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -30,7 +36,8 @@ def run(*args, cwd):
 def wheel(tmp_path_factory):
     "The wheel, built offline by way of the source distribution, from a copy of what a build needs."
     src, out = tmp_path_factory.mktemp('src'), tmp_path_factory.mktemp('dist')
-    for name in ['settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE']: shutil.copy(ROOT/name, src)
+    for name in ['settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE']:
+        shutil.copy(ROOT/name, src)
     for name in ['greedynasv2', 'studies']:      # the studies are there, and must stay out
         shutil.copytree(ROOT/name, src/name, ignore=shutil.ignore_patterns('__pycache__', '*.egg-info'))
     run(sys.executable, '-m', 'build', '--no-isolation', '--outdir', out, src, cwd=out)
@@ -56,17 +63,23 @@ def third_party_imports():
     names = set()
     for path in (ROOT/'greedynasv2').rglob('*.py'):
         for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
-            if isinstance(node, ast.Import): names |= {a.name.split('.')[0] for a in node.names}
-            if isinstance(node, ast.ImportFrom) and not node.level: names.add(node.module.split('.')[0])
+            if isinstance(node, ast.Import):
+                names |= {a.name.split('.')[0] for a in node.names}
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names.add(node.module.split('.')[0])
     return names - set(sys.stdlib_module_names) - {'greedynasv2'}
+
+
+def metadata(wheel):
+    "What the wheel says of itself."
+    with ZipFile(wheel) as z:
+        name = next(n for n in z.namelist() if n.endswith('.dist-info/METADATA'))
+        return message_from_bytes(z.read(name))
 
 
 def declared(wheel):
     "Distributions that the wheel requires, the extras of users included, that of developers not."
-    with ZipFile(wheel) as z:
-        name = next(n for n in z.namelist() if n.endswith('.dist-info/METADATA'))
-        requires = message_from_bytes(z.read(name)).get_all('Requires-Dist')
-    requires = [Requirement(r) for r in requires]
+    requires = [Requirement(r) for r in metadata(wheel).get_all('Requires-Dist')]
     return {canonicalize_name(r.name) for r in requires if 'extra == "dev"' not in str(r.marker)}
 
 
@@ -74,6 +87,13 @@ def test_wheel_holds_only_the_library(wheel):
     "No notebooks, no tests, no studies, nothing else at the top level."
     tops = {name.split('/')[0] for name in ZipFile(wheel).namelist()}
     assert {t for t in tops if not t.endswith('.dist-info')} == {'greedynasv2'}
+
+
+def test_wheel_names_the_paper(wheel):
+    "The paper's address, and classifiers from settings.ini beside those of setup.py."
+    said = metadata(wheel)
+    assert said.get_all('Project-URL') == ['Paper, https://arxiv.org/abs/2111.12609']
+    assert {'Framework :: Jupyter', 'Programming Language :: Python :: 3.11'} <= set(said.get_all('Classifier'))
 
 
 def test_every_module_imports_without_the_source(clean_python, tmp_path):
