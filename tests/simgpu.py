@@ -32,7 +32,7 @@ from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 
 KNOWN = '2.15'                                  # the torch whose inner parts this knows
-ROOT = str(Path(__file__).resolve().parent.parent)
+HERE = str(Path(__file__).resolve().parent)
 META = torch.device('meta')
 CPU = torch.device('cpu')
 
@@ -97,21 +97,23 @@ class Gpu:
         "Count a wait of the host."
         self.waits[self.phases[-1], why, *where()] += 1
 
-    def watch(self, owner, name, phase):
-        "From now on waits within the method `name` of `owner` belong to `phase`, if no inner function is watched too."
+    def watch(self, owner, name, phase, unless=()):
+        """From now on waits within the function `name` of `owner`, a class or a module, belong to `phase`, if no inner
+        function is watched too; a call within a phase of `unless` belongs to that."""
         function = getattr(owner, name)
 
         @wraps(function)
         def watched(*args, **kwargs):
+            if any(p in unless for p in self.phases): return function(*args, **kwargs)
             self.calls[phase] += 1
             self.phases.append(phase)
             try: return function(*args, **kwargs)
             finally: self.phases.pop()
         self.stack.enter_context(patch.object(owner, name, watched))
 
-    def n_waits(self, phase):
-        "Waits in a phase, all its calls together."
-        return sum(n for (p, *_), n in self.waits.items() if p == phase)
+    def n_waits(self, phase, ours=False):
+        "Waits in a phase, all its calls together; with `ours` only those of our own lines, not of a library that they call."
+        return sum(n for (p, _, our, line), n in self.waits.items() if p == phase and (our == line or not ours))
 
     def places(self, phase=None):
         "Why and where the host waited, a row a place, the most frequent first."
@@ -121,12 +123,12 @@ class Gpu:
         return found.sort_values('waits', ascending=False, ignore_index=True)
 
     def table(self):
-        "Waits and operations a call of what is watched."
+        "A call of what is watched: waits of the host, how many of them are of our own lines, and operations."
         rows = []
         for phase, calls in self.calls.items():
-            rows.append(dict(phase=phase, calls=calls, waits=self.n_waits(phase), waits_a_call=self.n_waits(phase) / calls,
-                             launches_a_call=self.launches[phase] / calls))
-        return pd.DataFrame(rows)
+            totals = self.n_waits(phase), self.n_waits(phase, ours=True), self.launches[phase]
+            rows.append([phase, calls, *(n / calls for n in totals)])
+        return pd.DataFrame(rows, columns=['phase', 'calls', 'waits', 'of ours', 'operations']).round(2)
 
 
 def where():
@@ -139,7 +141,7 @@ def where():
         if not inside_torch:
             here = f'{Path(file).parent.name}/{Path(file).stem}.{frame.f_code.co_name}:{frame.f_lineno}'
             line = line or here
-            if file.startswith(ROOT) and '/.venv/' not in file: ours = here
+            if '/greedynasv2/' in file or file.startswith(HERE): ours = here
         frame = frame.f_back
     return ours, line
 
