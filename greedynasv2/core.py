@@ -132,21 +132,36 @@ def set_seed(seed:int):
 @contextmanager
 def seeded(seed:int, *keys):
     "Within: the global generators of torch and Python, seeded for one purpose. Afterwards: as they were."
-    kept, seed = random.getstate(), derive_seed(seed, *keys)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed); random.seed(seed)
-        if torch.cuda.is_initialized(): torch.cuda.manual_seed_all(seed)      # `torch.manual_seed` takes a millisecond if not
-        try: yield
-        finally: random.setstate(kept)
+    import torch
+    kept = random.getstate()
+    seed = derive_seed(seed, *keys)
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []      # those that this process uses
+    with torch.random.fork_rng(gpus):
+        torch.default_generator.manual_seed(seed)      # `torch.manual_seed` takes a millisecond more
+        random.seed(seed)
+        if gpus:
+            torch.cuda.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(kept)
 
 # %% ../nbs/00_core.ipynb #feca889e
-def get_device(name:str='auto') -> torch.device:
-    "The device called `name`: auto, cpu, cuda or cuda:N."
-    if name == 'auto': return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+def get_device(name:str='auto') -> 'torch.device':
+    "The device called `name`: auto, cpu, cuda or cuda:N, which becomes the current GPU."
+    import torch
+    if name == 'auto':
+        return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
     one_of('device', name.split(':')[0], ['auto', 'cpu', 'cuda'])
     if name.startswith('cuda') and not torch.cuda.is_available():
         raise InputError(f'Device {name!r} was asked for, but torch finds no CUDA here. Allowed: auto, cpu.')
-    return torch.device(name)
+    device = torch.device(name)
+    if device.type == 'cuda' and device.index is not None:
+        n = torch.cuda.device_count()
+        if device.index >= n:
+            raise InputError(f'Device {name!r} was asked for; this machine has {n} GPUs, numbered from 0.')
+        torch.cuda.set_device(device)
+    return device
 
 # %% ../nbs/00_core.ipynb #60178306
 def keep_memory() -> bool:      # False where the C library is another than Linux' usual one

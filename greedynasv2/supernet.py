@@ -306,6 +306,8 @@ def check_images(space:SearchSpace, x, y):
                          f'given: {tuple(x.shape)} and {tuple(y.shape)}.')
     if not x.is_floating_point() or y.is_floating_point():
         raise InputError(f'Images are normalised floats, labels integers; given: {x.dtype} and {y.dtype}.')
+    if x.device != y.device:
+        raise InputError(f'Images and labels must be on one device; given: {x.device} and {y.device}.')
     low, high, n = int(y.min()), int(y.max()), space.n_classes
     if low < 0 or high >= n: raise InputError(f'Labels of {space.name} run from 0 to {n - 1}; given: {low} to {high}.')
 
