@@ -121,8 +121,9 @@ class Recorder:
 
 class Traffic:
     "What a page asks for and complains about."
-    def __init__(self, page):
-        self.requests, self.errors = set(), []
+    def __init__(self, page, before=None):      # `before`: what was known of other visits
+        self.requests = set(before.requests) if before else set()
+        self.errors = list(before.errors) if before else []
         page.on('request', lambda r: self.requests.add(self.kind(r.method, r.url)))
         page.on('pageerror', lambda e: self.errors.append(str(e)))
         page.on('console', lambda m: self.errors.append(m.text) if m.type == 'error' else None)

@@ -532,15 +532,15 @@ def test_figures_stand_where_they_should(gallery, name, capsys):
     if name == 'board': notebook(folder/'board.ipynb', ['from greedynasv2.widgets import Dashboard', f'Dashboard({str(made.run_dir)!r})'])
     else: notebook(folder/f'{name}.ipynb', name, run_dir=str(made.run_dir))
     traffic = {}
-    for source in 'blank', name:
+    for source in 'blank', 'blank', name:                  # at the second look a kernel is there, as for the notebook itself
         page = context.new_page()
-        traffic[source] = Traffic(page)
+        traffic[source] = Traffic(page, traffic.get(source))
         open_notebook(page, address(f'{source}.ipynb'))
         run_cells(page)
         if source == 'blank':
             for shown in True, False:
                 set_sidebar(page, shown)
-                page.wait_for_timeout(2500)
+                page.wait_for_timeout(1500)
             page.close()
     page.wait_for_selector('.js-plotly-plot .main-svg', timeout=120_000)
     until(lambda: rounds_of(made.run) > 0, 120, 'a round')
