@@ -690,6 +690,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'greedynasv2.viz._colour': ('viz.html#_colour', 'greedynasv2/viz.py'),
                                  'greedynasv2.viz._cost_heatmap': ('viz.html#_cost_heatmap', 'greedynasv2/viz.py'),
                                  'greedynasv2.viz._layer_bars': ('viz.html#_layer_bars', 'greedynasv2/viz.py'),
+                                 'greedynasv2.viz._marked': ('viz.html#_marked', 'greedynasv2/viz.py'),
                                  'greedynasv2.viz._resolution_bands': ('viz.html#_resolution_bands', 'greedynasv2/viz.py'),
                                  'greedynasv2.viz._round_marks': ('viz.html#_round_marks', 'greedynasv2/viz.py'),
                                  'greedynasv2.viz._still_heatmap': ('viz.html#_still_heatmap', 'greedynasv2/viz.py'),

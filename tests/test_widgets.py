@@ -8,6 +8,7 @@ from PIL import Image, ImageStat
 
 from browser import ROOT, chromium, jupyter_lab, missing, notebook, open_notebook, photograph, run_cells
 from conftest import until
+from geometry import Recorder, Traffic
 from greedynasv2.runs import Run
 from greedynasv2.spaces import get_space
 from greedynasv2.widgets import Dashboard, RunData, Watch, WatchFilter, measure_events, write_events
@@ -266,6 +267,12 @@ class Stage:
     @property
     def run(self): return Run.open(self.run_dir)
 
+    def end(self):
+        "End the run; papermill ends its kernel, too."
+        if self.job.poll() is None: self.job.send_signal(signal.SIGINT)
+        try: self.job.wait(60)
+        except subprocess.TimeoutExpired: self.job.kill()
+
 
 @pytest.fixture(scope='module')
 def stage(tmp_path_factory):
@@ -275,10 +282,7 @@ def stage(tmp_path_factory):
         with jupyter_lab(made.folder) as address, chromium(**large) as context:
             made.open(address, context)
             yield made
-    finally:
-        if made.job.poll() is None: made.job.send_signal(signal.SIGINT)      # papermill ends its kernel, too
-        try: made.job.wait(60)
-        except subprocess.TimeoutExpired: made.job.kill()
+    finally: made.end()
 
 
 # The tests below share one run and go through its life in order.
@@ -436,3 +440,117 @@ def test_a_reloaded_page_shows_the_figures_again(stage):
     page.reload()
     page.wait_for_selector('.jp-Notebook .jp-Cell', timeout=60_000)
     wait_drawn(page, 'Acceptance', lambda d: d['points'] > 0, 90)
+
+
+# -- where things stand on the page
+
+# Sides of a window, in px. At the last the sidebar is closed, or there would be no room for a figure beside it.
+WINDOWS = (1440, 900), (1100, 900), (820, 1100), (620, 1000)
+# `make accept`: all companions and the dashboard, for a minute of a live run. Otherwise one dashboard
+ACCEPT = os.environ.get('GREEDYNASV2_ACCEPT', '') not in ('', '0')
+# A round every second or so, with merges now and then
+LIVELY_TOY = {**SLOW_TOY, 'merge_threshold': .9, 'max_merges': 1}
+
+
+def lab(page, command, **given):
+    "Execute a command of JupyterLab."
+    page.evaluate('([name, given]) => { window.jupyterapp.commands.execute(name, given) }', [command, given])
+
+
+def set_theme(page, theme):
+    "JupyterLab's light or dark theme, when it is there."
+    lab(page, 'apputils:change-theme', theme=f'JupyterLab {theme.capitalize()}')
+    page.wait_for_function("light => document.body.dataset.jpThemeLight === light", arg=str(theme == 'light').lower())
+
+
+def set_sidebar(page, shown):
+    "Show or hide JupyterLab's file browser."
+    page.evaluate("shown => window.jupyterapp.shell[shown ? 'expandLeft' : 'collapseLeft']()", shown)
+
+
+def tabs_of(page):
+    "Names of the tabs of a dashboard on the page; of a companion: one, which has no name."
+    return page.locator('.widget-tab .lm-TabBar-tabLabel').all_inner_texts() or ['']
+
+
+def show_tab(page, tab):
+    "Click on a tab, if there are tabs."
+    if tab: page.click(f'.widget-tab .lm-TabBar-tabLabel:text-is("{tab}")')
+
+
+def rounds_of(run): return len(run.events('round'))
+
+
+def go_through(page, name, run, folder, seconds):
+    "All windows, themes, tabs and the sidebar while `run` goes on, for at least `seconds`; a recorder that has watched."
+    recorder = Recorder(page)
+    begin, first = time.monotonic(), rounds_of(run)
+    for width, height in WINDOWS:
+        recorder.label(f'{name}, becoming {width} px wide')
+        page.set_viewport_size(dict(width=width, height=height))
+        for theme in 'light', 'dark':
+            recorder.label(f'{name}, {width} px, becoming {theme}')
+            set_theme(page, theme)
+            for tab in tabs_of(page):
+                show_tab(page, tab)
+                at = f'{name} {tab}'.strip() + f', {width} px, {theme}'
+                recorder.look(at, max(1.5, seconds/24))
+                page.screenshot(path=folder/f'{at.replace(", ", "_").replace(" ", "_")}.png')
+                if theme == 'dark': continue
+                for shown in [False] if width < 700 else [True, False]:
+                    recorder.label(f'{at}, sidebar {"shown" if shown else "hidden"}')
+                    set_sidebar(page, shown)
+                    recorder.look(f'{at}, sidebar {"shown" if shown else "hidden"}', 2)
+    while time.monotonic() - begin < seconds or rounds_of(run) < first + 3:
+        for tab in tabs_of(page):
+            show_tab(page, tab)
+            recorder.look(f'{name} {tab}, left alone', 2)
+        assert time.monotonic() - begin < seconds + 120, 'no three rounds in time'
+    return recorder
+
+
+@pytest.fixture(scope='module')
+def gallery(tmp_path_factory):
+    "A live run, JupyterLab with the notebooks that watch it, and Chromium."
+    folder = tmp_path_factory.mktemp('gallery')
+    made = Stage(folder, **LIVELY_TOY)
+    try:
+        with jupyter_lab(folder) as address, chromium() as context:
+            until(lambda: (made.run_dir/'events.jsonl').exists(), 120, 'the run')
+            yield made, address, context
+    finally: made.end()
+
+
+@needs_browser
+@pytest.mark.slow
+@pytest.mark.parametrize('name', [*COMPANIONS, 'board'] if ACCEPT else ['board'])
+def test_figures_stand_where_they_should(gallery, name, capsys):
+    "Beside a live run, whatever happens to the window: no figure collapses, no box over another, no text over text, no strange request."
+    made, address, context = gallery
+    folder = made.folder
+    notebook(folder/'blank.ipynb', ['1 + 1'])
+    if name == 'board': notebook(folder/'board.ipynb', ['from greedynasv2.widgets import Dashboard', f'Dashboard({str(made.run_dir)!r})'])
+    else: notebook(folder/f'{name}.ipynb', name, run_dir=str(made.run_dir))
+    traffic = {}
+    for source in 'blank', 'blank', name:                  # at the second look a kernel is there, as for the notebook itself
+        page = context.new_page()
+        traffic[source] = Traffic(page, traffic.get(source))
+        open_notebook(page, address(f'{source}.ipynb'))
+        run_cells(page)
+        if source == 'blank':
+            for shown in True, False:
+                set_sidebar(page, shown)
+                page.wait_for_timeout(1500)
+            page.close()
+    page.wait_for_selector('.js-plotly-plot .main-svg', timeout=120_000)
+    until(lambda: rounds_of(made.run) > 0, 120, 'a round')
+    recorder = go_through(page, name, made.run, folder, 60 if ACCEPT else 40)
+    with capsys.disabled(): print(f'\n  {name}: {recorder.samples} looks, lowest figure {recorder.least:.0f} px, pictures in {folder}')
+    assert made.run.status == 'running' and recorder.samples > 200
+    assert not recorder.found, '\n'.join(recorder.found)
+    assert recorder.least >= 200
+    errors = [e for e in traffic[name].errors if e not in traffic['blank'].errors]
+    assert not errors
+    strange = traffic[name].requests - traffic['blank'].requests - {'from the page itself'}
+    assert not strange, strange
+    page.close()

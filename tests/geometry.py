@@ -1,0 +1,137 @@
+"Where things stand on a page: boxes of figures and of the text in them, as the browser has laid them out."
+from urllib.parse import urlsplit
+
+# What is measured in the page. Boxes are those of getBoundingClientRect, in px.
+MEASURE = r'''
+globalThis.geometry ??= (() => {
+  const KINDS = [['title', '.gtitle'], ['legend', '.legend .legendtext'], ['legend title', '.legendtitletext'],
+    ['axis title', '.infolayer > [class^="g-x"] text, .infolayer > [class^="g-y"] text'], ['annotation', '.annotation-text'],
+    ['colour bar title', '.cbtitle text'], ['colour bar tick', '.cbaxis text'], ['tick', '.cartesianlayer g[class$="tick"] text'],
+    ['buttons', '.modebar']];
+  const box = e => { const r = e.getBoundingClientRect(); return { x: r.x, y: r.y, w: r.width, h: r.height }; };
+  const axis = e => e.closest('g[class$="tick"]')?.getAttribute('class') ?? '';
+  const turned = e => /rotate\((?!0[,)])/.test(e.getAttribute('transform') ?? '');
+  const texts = plot => {
+    const found = [], seen = new Set();
+    for (const [kind, selector] of KINDS) for (const e of plot.querySelectorAll(selector)) {
+      if (seen.has(e)) continue;
+      seen.add(e);
+      const b = box(e), style = getComputedStyle(e);
+      if (!b.w || !b.h || style.visibility === 'hidden' || style.display === 'none' || (kind !== 'buttons' && style.opacity === '0')) continue;
+      found.push({ kind, text: kind === 'buttons' ? '' : e.textContent.trim(), axis: kind === 'tick' ? axis(e) : '', turned: turned(e), ...b });
+    }
+    return found;
+  };
+  const figures = () => [...document.querySelectorAll('.js-plotly-plot')].filter(p => p.offsetParent !== null && p.layout)
+    .map(p => ({ title: p.layout.title?.text ?? '', ...box(p), drawn: p.querySelector('.main-svg') ? box(p.querySelector('.main-svg')) : null,
+                 data: p.data?.length ?? 0, texts: texts(p) }));
+  const others = () => [...document.querySelectorAll('.nas-status, .nas-feed, .nas-note, .nas-what-if, .nas-merges, .nas-said, .nas-runs, .widget-button, .widget-slider, .widget-dropdown')]
+    .filter(e => e.offsetParent !== null && e.getBoundingClientRect().height).map(e => ({ title: e.className.split(' ').filter(c => c.startsWith('nas'))[0] ?? e.textContent.trim(), ...box(e) }));
+  const over = (a, b, by) => Math.min(a.x + a.w, b.x + b.w) - Math.max(a.x, b.x) > by && Math.min(a.y + a.h, b.y + b.h) - Math.max(a.y, b.y) > by;
+  const name = t => t.kind + (t.text ? ` "${t.text.slice(0, 30)}"` : '');
+  // A sentence for each thing that is wrong. `settled`: nothing is being resized at this moment
+  const wrong = settled => {
+    const found = [], all = figures(), boxes = [...all, ...others()];
+    for (const f of all) {
+      const say = s => found.push(`${f.title.slice(0, 40) || '(no title)'}: ${s}`);
+      if (f.h < 200) say(`only ${Math.round(f.h)} px high`);
+      if (f.w < 200) say(`only ${Math.round(f.w)} px wide`);
+      if (f.drawn && f.drawn.h < 200) say(`drawn only ${Math.round(f.drawn.h)} px high`);
+      if (settled && f.drawn && (Math.abs(f.drawn.w - f.w) > 2 || Math.abs(f.drawn.h - f.h) > 2))
+        say(`drawn ${Math.round(f.drawn.w)} x ${Math.round(f.drawn.h)} px in a box of ${Math.round(f.w)} x ${Math.round(f.h)}`);
+      f.texts.forEach((t, i) => {
+        if (settled && t.kind !== 'buttons' && (t.x < f.x - 1 || t.x + t.w > f.x + f.w + 1 || t.y < f.y - 1 || t.y + t.h > f.y + f.h + 1))
+          say(`${name(t)} is cut off`);
+        for (const u of f.texts.slice(i + 1)) {
+          if (t.kind === 'tick' && u.kind === 'tick' && t.axis === u.axis && (t.turned || u.turned)) continue;
+          if (u.kind === 'buttons' && t.kind !== 'title') continue;
+          if (over(t, u, 1)) say(`${name(t)} over ${name(u)}`);
+        }
+      });
+    }
+    boxes.forEach((a, i) => boxes.slice(i + 1).forEach(b => {
+      if (i < all.length && over(a, b, 1)) found.push(`box of ${a.title.slice(0, 40)} over box of ${b.title.slice(0, 40)}`); }));
+    return found;
+  };
+  return { figures, others, wrong };
+})();
+'''
+
+RECORD = r'''
+every => {
+  const record = globalThis.record ??= { label: '', found: {}, samples: 0, drawn: 0, least: Infinity, moved: 0 };
+  if (record.timer) return;
+  const look = () => {
+    const all = geometry.figures();
+    record.samples += 1;
+    record.drawn += all.length > 0;
+    for (const f of all) record.least = Math.min(record.least, f.h);
+    for (const s of geometry.wrong(performance.now() - record.moved > 2500)) (record.found[s] ??= new Set()).add(record.label);
+  };
+  addEventListener('resize', () => { record.moved = performance.now(); });
+  record.timer = setInterval(look, every);
+}
+'''
+
+
+def wrong(page):
+    "What is wrong with the figures on the page at this moment: sentences."
+    page.evaluate(MEASURE)
+    return page.evaluate('() => geometry.wrong(true)')
+
+
+def figures(page):
+    "Figures that can be seen on the page: title, box and the texts in them."
+    page.evaluate(MEASURE)
+    return page.evaluate('() => geometry.figures()')
+
+
+class Recorder:
+    "Looks at the page several times a second, in the page itself, so that nothing between two looks of a test is missed."
+    def __init__(self, page, every=150):      # milliseconds
+        self.page = page
+        page.evaluate(MEASURE)
+        page.evaluate(RECORD, every)
+
+    def label(self, text):
+        "What is being done to the page from now on; what is found carries it."
+        self.page.evaluate('text => { record.label = text; record.moved = performance.now(); }', text)
+
+    def look(self, text, seconds):
+        "Do nothing for some seconds but look."
+        self.label(text)
+        self.page.wait_for_timeout(1000*seconds)
+
+    @property
+    def found(self):
+        "Sentences, each with what was being done when it was seen."
+        found = self.page.evaluate("() => Object.entries(record.found).map(([s, labels]) => [s, [...labels]])")
+        return [f'{sentence} ({"; ".join(labels[:4])}{", ..." if len(labels) > 4 else ""})' for sentence, labels in found]
+
+    @property
+    def samples(self):
+        "How often figures were seen."
+        return self.page.evaluate('() => record.drawn')
+
+    @property
+    def least(self):
+        "The height of the lowest figure that was ever seen, in px."
+        return self.page.evaluate('() => record.least')
+
+
+class Traffic:
+    "What a page asks for and complains about."
+    def __init__(self, page, before=None):      # `before`: what was known of other visits
+        self.requests = set(before.requests) if before else set()
+        self.errors = list(before.errors) if before else []
+        page.on('request', lambda r: self.requests.add(self.kind(r.method, r.url)))
+        page.on('pageerror', lambda e: self.errors.append(str(e)))
+        page.on('console', lambda m: self.errors.append(m.text) if m.type == 'error' else None)
+
+    @staticmethod
+    def kind(method, url):
+        "A request without what differs from page to page: numbers, names of files."
+        parts = urlsplit(url)
+        if parts.scheme in ('data', 'blob'): return 'from the page itself'
+        host = '' if parts.hostname == '127.0.0.1' else parts.netloc
+        return f'{method} {host}/{"/".join(parts.path.split("/")[1:3])}'
