@@ -16,7 +16,7 @@ WITH_PARAMETERS = ['explore_spaces.ipynb', 'benchmark.ipynb', 'filter_nasbench.i
 
 
 def copy_tree(dest):
-    "Copy what nbdev reads and writes to `dest`, without the modules, which the export writes anew."
+    "Copy what nbdev reads and writes to `dest`, without the modules, which the export writes."
     for name in ['settings.ini', 'setup.py', 'pyproject.toml', 'README.md']:
         shutil.copy(ROOT/name, dest)
     shutil.copytree(ROOT/'nbs', dest/'nbs', ignore=shutil.ignore_patterns('.*', '_*'))

@@ -1,4 +1,4 @@
-"What stands beside the code agrees with it: citation, changelog, forms, links between documents."
+"What accompanies the code agrees with it: citation, changelog, forms, links between documents."
 import re
 from configparser import ConfigParser
 from pathlib import Path
