@@ -1,4 +1,4 @@
-"Print a pattern of the notebooks that nbdev_test shall pass by: those whose data cannot be had here."
+"Print a pattern of the notebooks that nbdev_test skips: those whose data cannot be had here."
 import sys
 
 from greedynasv2.core import InputError

@@ -1,5 +1,6 @@
-"What stands beside the code agrees with it: citation, changelog, forms, links between documents."
+"What accompanies the code agrees with it: citation, changelog, forms, links between documents."
 import re
+import tomllib
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -33,6 +34,15 @@ def test_citation_names_this_version_and_the_paper(settings):
     assert paper['url'] == settings['paper_url'] and paper['year'] == 2022
     assert all(f'{a["given-names"]} {a["family-names"]}' in (ROOT/'README.md').read_text() for a in paper['authors'])
     assert len(paper['authors']) == 7
+
+
+def test_nbdev_3_reads_the_same_settings(settings):
+    "The table in pyproject.toml repeats what settings.ini says."
+    table = tomllib.loads((ROOT/'pyproject.toml').read_text(encoding='utf-8'))['tool']['nbdev']
+    for name in 'lib_path', 'nbs_path', 'tst_flags':
+        assert table[name] == settings[name]
+    assert table['recursive'] == settings.getboolean('recursive')
+    assert table['allowed_cell_metadata_keys'] == settings['allowed_cell_metadata_keys'].split()
 
 
 def test_changelog_has_this_version(settings):

@@ -72,7 +72,7 @@ def test_subnet_owns_its_weights():
 
 
 def test_a_step_trains_what_was_loaded():
-    "Parameters that `load_state_dict(assign=True)` replaced are found anew; a generator of parameters will do."
+    "Parameters that `load_state_dict(assign=True)` replaced are found again; a generator of parameters will do."
     net = supernet('toy', image_size=16)
     path = net.space.encode('1203')
     net.path_params(path)

@@ -90,7 +90,7 @@ def test_wheel_holds_only_the_library(wheel):
 
 
 def test_wheel_names_the_paper(wheel):
-    "The paper's address, and classifiers from settings.ini beside those of setup.py."
+    "The paper's address, and classifiers from settings.ini as well as those of setup.py."
     said = metadata(wheel)
     assert said.get_all('Project-URL') == ['Paper, https://arxiv.org/abs/2111.12609']
     assert {'Framework :: Jupyter', 'Programming Language :: Python :: 3.11'} <= set(said.get_all('Classifier'))
