@@ -10,7 +10,8 @@ from browser import ROOT, chromium, jupyter_lab, missing, notebook, open_noteboo
 from conftest import until
 from greedynasv2.runs import Run
 from greedynasv2.spaces import get_space
-from greedynasv2.widgets import Dashboard, RunData, Watch, WatchFilter, measure_events, write_events
+from greedynasv2.widgets import Dashboard, RunData, Watch, WatchFilter
+from greedynasv2_studies.bench import measure_events, write_events
 
 COMPANIONS = 'watch_filter', 'watch_similarity', 'watch_merges'
 needs_browser = pytest.mark.skipif(bool(missing()), reason=missing() or 'there is a browser')
