@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['Count', 'Whole', 'Share', 'Amount', 'COLOURS', 'KERNEL_COLOURS', 'InputError', 'one_of', 'Bounds', 'check_value',
            'config', 'new_names', 'derive_seed', 'generator', 'set_seed', 'seeded', 'get_device', 'keep_memory',
-           'cache_dir', 'find_data', 'project_dir', 'results_file', 'write_atomic', 'Journal', 'Scores', 'progress',
-           'compare']
+           'cache_dir', 'find_data', 'project_dir', 'write_atomic', 'Scores', 'progress']
 
 # %% ../nbs/00_core.ipynb #04287408
 import dataclasses, difflib, hashlib, json, os, random, time, types, typing
@@ -192,13 +191,6 @@ def project_dir() -> Path:
             return folder
     return Path.cwd()
 
-def results_file(
-    name:str,          # Its name under `results/`
-    given:str='',      # A path that the user chose instead; empty = none
-) -> Path:
-    "Where a measurement is kept: `given`, or `results/name` of the project."
-    return Path(given) if given else project_dir()/'results'/name
-
 # %% ../nbs/00_core.ipynb #75f36e1c
 def write_atomic(
     path,              # Where the file shall be; its folder is made if need be
@@ -214,31 +206,6 @@ def write_atomic(
             f.flush(); os.fsync(f.fileno())
         os.replace(temporary, path)
     except BaseException: temporary.unlink(missing_ok=True); raise
-
-# %% ../nbs/00_core.ipynb #0d42af21
-class Journal:
-    "Rows of a measurement that takes hours, for the next attempt to take up."
-    def __init__(self,
-        out,         # Where the result will be; the journal lies beside it
-    ):
-        self.out, self.path = Path(out), Path(out).with_suffix('.journal')
-        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
-        whole = [line for line in lines if line.endswith('}\n')]
-        if whole != lines: write_atomic(self.path, ''.join(whole))             # the next row begins a line of its own
-        self.rows = [json.loads(line) for line in whole]
-
-    def add(self, row:dict) -> dict:
-        "Write down a row."
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, 'a') as f: f.write(json.dumps(row) + '\n')
-        self.rows.append(row)
-        return row
-
-    def close(self, result:dict):
-        "Write the result; the journal has done its duty."
-        write_atomic(self.out, json.dumps(result) + '\n')
-        self.path.unlink(missing_ok=True)
-
 
 # %% ../nbs/00_core.ipynb #e92c5e08
 class Scores(NamedTuple):
@@ -262,22 +229,3 @@ COLOURS = ['#3b7dd8', '#e69f00', '#009e73', '#cc6bb1', '#d55e00', '#56b4e9', '#a
 KERNEL_COLOURS = {'1': '#b0b0b0', '3': COLOURS[0], '5': COLOURS[1], '7': COLOURS[2],
                   '3+5+7': COLOURS[3], '3+3+3': COLOURS[5]}
 
-
-# %% ../nbs/00_core.ipynb #0617dcb7
-def compare(
-    jobs:dict,            # Name -> function without arguments; the first is the one the others are compared with
-    repeats:int=7,        # Turns; in each turn every job runs once
-    warmup:int=1,         # Turns that are run and not counted
-    unit:str='seconds',   # Seconds are measured; of anything else, such as bytes, a job returns how much it took
-):                        # DataFrame, a row a job: the median in that unit, ratio to the first, and its quartiles
-    "Measure `jobs` side by side in one process, interleaved, so that whatever slows the machine slows them all."
-    import pandas as pd
-    found = np.zeros((repeats + warmup, len(jobs)))
-    for turn in found:
-        for j, job in enumerate(jobs.values()):
-            start = time.perf_counter(); given = job()
-            if torch.cuda.is_available(): torch.cuda.synchronize()
-            turn[j] = time.perf_counter() - start if unit == 'seconds' else given
-    found = found[warmup:]
-    low, mid, high = np.quantile(found / found[:, :1], (.25, .5, .75), axis=0)
-    return pd.DataFrame({unit: np.median(found, 0), 'ratio': mid, 'low': low, 'high': high}, index=list(jobs))

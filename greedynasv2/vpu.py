@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['PRIOR_LOSSES', 'confidence', 'PathFilter', 'variational_loss', 'mixup_loss', 'vpu_loss', 'vpu_loss_by_tables',
-           'pn_loss', 'upu_loss', 'nnpu_loss', 'FilterConfig', 'cross_validate', 'train_filter', 'judge', 'macro_truth',
-           'macro_split', 'filter_metrics', 'precision_recall', 'macro_filter']
+           'pn_loss', 'upu_loss', 'nnpu_loss', 'FilterConfig', 'cross_validate', 'train_filter', 'judge']
 
 # %% ../nbs/08_vpu.ipynb #5ad0b513
-import math, time, warnings
+import math, warnings
 from collections.abc import Callable
 from typing import Literal
 
@@ -18,9 +17,8 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .core import (Amount, Count, InputError, Share, Whole, check_value, config, generator, one_of, progress,
+from .core import (Amount, Count, InputError, Share, Whole, config, generator, one_of, progress,
                               seeded, write_atomic)
-from .nasbench import load_macro
 from .spaces import SearchSpace, get_space
 
 # %% ../nbs/08_vpu.ipynb #1194075c
@@ -427,72 +425,3 @@ def load(cls:PathFilter, path, space:SearchSpace) -> PathFilter:
     filt.rounds, filt.verdict = int(about['rounds']), about['verdict']
     return filt
 
-
-# %% ../nbs/08_vpu.ipynb #b1296a06
-def macro_truth(
-    q:float=.9,      # Share of weak paths
-):                   # All 6561 paths, and True where a path is weak
-    "The weak share `q` of NAS-Bench-Macro, by true accuracy."
-    macro = load_macro()
-    weak = torch.zeros(len(macro), dtype=torch.bool)
-    weak[torch.tensor(macro.mean_acc.values).argsort(stable=True)[:round(q * len(macro))]] = True
-    return get_space('nasbench_macro').encode(macro.path), weak
-
-# %% ../nbs/08_vpu.ipynb #3f042a35
-def macro_split(
-    share:float,                              # Share of the data that is labelled
-    seed:int=0,
-    by:Literal['path', 'network']='path',     # Label paths, or networks with all the paths that they are
-):                                            # Boolean masks over the 6561 paths: labelled, judged
-    "Which paths are labelled, and on which the filter is judged: on all, or on networks that it has not seen."
-    check_value('share', share, Share), one_of('by', by, ['path', 'network'])
-    space, g = get_space('nasbench_macro'), generator(seed, 'macro', share, by)
-    paths = torch.cartesian_prod(*[torch.arange(space.n_ops)]*space.n_layers)       # in the order of the benchmark
-    key = paths if by == 'path' else space.canonical(paths)
-    _, network = key.unique(dim=0, return_inverse=True)
-    n = int(network.max()) + 1
-    chosen = torch.zeros(n, dtype=torch.bool)
-    chosen[torch.randperm(n, generator=g)[:round(share * n)]] = True
-    labelled = chosen[network]
-    return labelled, torch.ones_like(labelled) if by == 'path' or labelled.all() else ~labelled
-
-# %% ../nbs/08_vpu.ipynb #487a9e7b
-def filter_metrics(
-    filt:PathFilter,
-    paths:Tensor, weak:Tensor,     # Paths and the truth about them
-    threshold:float=.5,            # A path is called weak above it
-) -> dict:                         # All in percent but `auc`
-    "Precision and recall of both classes, their means, AUC, and the share of paths that the filter keeps."
-    from sklearn.metrics import precision_recall_fscore_support, roc_auc_score
-    prob = filt.prob(paths)
-    called = (prob > threshold).numpy()
-    precision, recall, *_ = precision_recall_fscore_support(weak.numpy(), called, labels=[False, True], zero_division=0)
-    named = dict(weak_precision=precision[1], weak_recall=recall[1], good_precision=precision[0], good_recall=recall[0],
-                 macro_precision=precision.mean(), macro_recall=recall.mean(), kept=1 - called.mean())
-    return {**{k: 100*float(v) for k, v in named.items()}, 'auc': float(roc_auc_score(weak, filt.log_phi(paths)))}
-
-# %% ../nbs/08_vpu.ipynb #ebc53b9e
-def precision_recall(filt:PathFilter, paths:Tensor, weak:Tensor) -> pd.DataFrame:
-    "Precision of weak paths, in percent, at every percent of recall: what moving the threshold would give."
-    from sklearn.metrics import precision_recall_curve
-    precision, recall, _ = precision_recall_curve(weak, filt.log_phi(paths))
-    at = torch.arange(1, 101) / 100
-    best = [precision[recall >= r - 1e-9].max() for r in at.tolist()]
-    return pd.DataFrame(dict(recall=(100*at).tolist(), precision=[100*float(p) for p in best]))
-
-# %% ../nbs/08_vpu.ipynb #139afab3
-def macro_filter(
-    share:float=.1, seed:int=0, by:str='path',    # See `macro_split`
-    cfg:FilterConfig|None=None,                   # The recipe; its seed is replaced by `seed`
-    dim:int=32,                                   # H
-):                                                # The filter, its metrics, the history of its training
-    "Train a filter on a part of NAS-Bench-Macro and judge it by the truth: the paper's protocol."
-    cfg, space = (cfg or FilterConfig()).replace(seed=seed), get_space('nasbench_macro')
-    (paths, weak), (labelled, judged) = macro_truth(), macro_split(share, seed, by)
-    P, good = paths[labelled & weak], paths[labelled & ~weak]
-    U = good if cfg.method == 'pn' else space.sample(10 * len(P), generator(seed, 'unlabelled', share))
-    filt, start = PathFilter(space, dim), time.perf_counter()
-    history = train_filter(filt, P, U, cfg)
-    seconds = time.perf_counter() - start
-    facts = dict(method=cfg.method, share=share, seed=seed, by=by, n_weak=len(P), seconds=seconds)
-    return filt, {**facts, **filter_metrics(filt, paths[judged], weak[judged])}, history

@@ -7,11 +7,10 @@ __all__ = ['TABLES', 'SHARED', 'DRAW', 'LOOK', 'BADGES', 'STYLE', 'WHY', 'INITIA
            'PlotlyJS', 'LiveFigure', 'cell_request', 'has_front_end', 'show_plain', 'as_time', 'status_text',
            'status_html', 'asked_text', 'feed_html', 'Panel', 'plot_or', 'FilterPanel', 'top_pairs', 'SimilarityPanel',
            'spaced', 'merges_html', 'MergesPanel', 'slider', 'button', 'Steer', 'Watch', 'close_tree', 'WatchFilter',
-           'WatchSimilarity', 'WatchMerges', 'Dashboard', 'start_run', 'demo_run', 'WatchConfig', 'run_to_watch',
-           'write_events', 'measure_events']
+           'WatchSimilarity', 'WatchMerges', 'Dashboard', 'start_run', 'demo_run', 'WatchConfig', 'run_to_watch']
 
 # %% ../nbs/22_widgets.ipynb #4c23b47b
-import base64, html, json, math, os, subprocess, sys, threading, time, tracemalloc
+import base64, html, json, math, os, subprocess, sys, threading, time
 from pathlib import Path
 
 import anywidget
@@ -1007,41 +1006,3 @@ def run_to_watch(**given) -> Path:
     if not cfg.run_dir: return demo_run(cfg.epochs)
     folder = Path(cfg.run_dir).expanduser()
     return folder if folder.exists() or folder.is_absolute() else project_dir()/folder
-
-# %% ../nbs/22_widgets.ipynb #3ed2bc42
-def write_events(folder, n:int):
-    "A run of the toy space with `n` step events, for measurements."
-    Run.create(folder, dict(method='spos', seed=0), get_space('toy')).close()
-    step = ('{{"t": {0}.5, "kind": "step", "step": {0}, "epoch": {1}, "loss": {2:.4f}, "lr": 0.01, "grad_norm": 1.0, '
-            '"paths": ["0123"], "seconds": 0.1, "images_per_s": 300.0}}\n')
-    with open(Path(folder)/'events.jsonl', 'w') as f:
-        f.write(f'{{"t": 0.5, "kind": "start", "step": 0, "n_steps": {n}}}\n')
-        f.writelines(step.format(i, i // 1000, 1 + 1000/(i + 1000)) for i in range(1, n + 1))
-
-def _add_events(folder, step:int, n:int):
-    "Write `n` more step events after `step`."
-    lines = [json.dumps(dict(t=step + i + .5, kind='step', step=step + i, loss=1., images_per_s=300.)) for i in range(1, n + 1)]
-    with open(Path(folder)/'events.jsonl', 'a') as f: f.write('\n'.join(lines) + '\n')
-
-# %% ../nbs/22_widgets.ipynb #d3ae664a
-def measure_events(
-    folder,                # A run with many events
-    n_new:int=10,          # Events added before each further look
-    repeats:int=5,
-) -> dict:                 # Seconds, megabytes and rows
-    "What a watcher does to open a run, and to look again after some events were added; no widget is made."
-    clock, looks = time.perf_counter, []
-    def look(panel): return status_html(panel.data) + feed_html(panel.data), [f.to_json() for f in panel.figures().values()]
-    start = clock(); panel = FilterPanel(RunData(folder)); look(panel); opened = clock() - start
-    last = int(panel.data.table('step').step.iloc[-1])
-    for i in range(repeats):
-        _add_events(folder, last + i*n_new, n_new)
-        start = clock(); panel.data.poll(); page = look(panel); looks.append(clock() - start)
-    sent = len(page[0]) + sum(map(len, page[1]))
-    tracemalloc.start()
-    data = RunData(folder)
-    again = data.table('step')
-    held, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return dict(events=last + n_new*repeats, open_seconds=round(opened, 3), look_seconds=round(float(np.median(looks)), 4),
-                drawn_rows=len(again), page_kb=round(sent/1e3), held_mb=round(held/1e6, 1), peak_mb=round(peak/1e6, 1))

@@ -11,7 +11,8 @@ from conftest import until
 from geometry import Recorder, Traffic
 from greedynasv2.runs import Run
 from greedynasv2.spaces import get_space
-from greedynasv2.widgets import Dashboard, RunData, Watch, WatchFilter, measure_events, write_events
+from greedynasv2.widgets import Dashboard, RunData, Watch, WatchFilter
+from greedynasv2_studies.bench import measure_events, write_events
 
 COMPANIONS = 'watch_filter', 'watch_similarity', 'watch_merges'
 needs_browser = pytest.mark.skipif(bool(missing()), reason=missing() or 'there is a browser')

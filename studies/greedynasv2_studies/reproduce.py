@@ -38,7 +38,7 @@ from greedynasv2.nsga2 import Remembered, run_evaluator, search
 from greedynasv2.retrain import retrain, retrain_config
 from greedynasv2.runs import Run
 from greedynasv2.spaces import SearchSpace, get_space, write_arch
-from greedynasv2.training import RoundConfig, TrainConfig, make_config, may_stop, recipe_of
+from greedynasv2.training import RoundConfig, TrainConfig, make_config, recipe_of
 from greedynasv2.vpu import PathFilter
 from .macro import filter_metrics, macro_truth
 from .published import is_published, open_published, publish
