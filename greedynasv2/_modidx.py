@@ -687,6 +687,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                            'greedynasv2/supernet.py'),
                                       'greedynasv2.supernet.SupernetEvaluator._flow': ( 'supernet.html#supernetevaluator._flow',
                                                                                         'greedynasv2/supernet.py'),
+                                      'greedynasv2.supernet.SupernetEvaluator._moved': ( 'supernet.html#supernetevaluator._moved',
+                                                                                         'greedynasv2/supernet.py'),
                                       'greedynasv2.supernet.SupernetEvaluator._score': ( 'supernet.html#supernetevaluator._score',
                                                                                          'greedynasv2/supernet.py'),
                                       'greedynasv2.supernet.SupernetEvaluator._walk': ( 'supernet.html#supernetevaluator._walk',
