@@ -275,16 +275,22 @@ def batch_norms(module:nn.Module) -> list[nn.Module]:
     return [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
 
 @contextmanager
-def borrowed(net:nn.Module):
+def borrowed(
+    net:nn.Module,
+    moved:list|None=None,      # Batch norms whose running statistics may change; None = all
+):
     "Evaluation mode for a while: flags and running statistics are afterwards as they were."
-    training, norms = net.training, [m for m in batch_norms(net) if m.track_running_stats]
-    kept = [(m, m.momentum, [b.clone() for b in m.buffers()]) for m in norms]
+    training = net.training
+    norms = [m for m in batch_norms(net) if m.track_running_stats]
+    momenta = [m.momentum for m in norms]
+    kept = [(b, b.clone()) for m in (norms if moved is None else moved) for b in m.buffers()]
     net.eval()
     try: yield norms
     finally:
-        for m, momentum, buffers in kept:
-            m.momentum, m.track_running_stats = momentum, True
-            for b, old in zip(m.buffers(), buffers): b.copy_(old)
+        for m, momentum in zip(norms, momenta):
+            m.momentum = momentum
+            m.track_running_stats = True
+        for buffer, old in kept: buffer.copy_(old)
         net.train(training)
 
 # %% ../nbs/06_supernet.ipynb #1da5ff8a
@@ -335,10 +341,15 @@ def _flow(self:SupernetEvaluator, block, state):
     "Calibration batches and held-out batches through one block."
     calibration, x = state
     norms = batch_norms(block) if calibration else []
-    for m in norms: m.reset_running_stats(); m.training = True
-    calibration = [block(c) for c in calibration]
+    for m in norms:
+        m.reset_running_stats()
+        m.training = True
+    calibrated = []
+    for k, batch in enumerate(calibration):
+        for m in norms: m.momentum = 1 / (k + 1)      # mean over the batches; `None` is the same, and waits for the device
+        calibrated.append(block(batch))
     for m in norms: m.training = False
-    return calibration, [block(b) for b in x]
+    return calibrated, [block(b) for b in x]
 
 @patch
 def _score(self:SupernetEvaluator, state) -> Tensor:
@@ -349,6 +360,13 @@ def _score(self:SupernetEvaluator, state) -> Tensor:
 
 # %% ../nbs/06_supernet.ipynb #8c5e354c
 @patch
+def _moved(self:SupernetEvaluator, paths:Tensor) -> list[nn.Module]:
+    "Batch norms that calibration on `paths` gives other statistics: none of ops that no path uses."
+    if not self.calibration: return []
+    blocks = dict.fromkeys(block for path in paths for block in self.net.blocks(path))
+    return [m for part in (self.net.stem, *blocks, self.net.head) for m in batch_norms(part)]
+
+@patch
 def __call__(self:SupernetEvaluator, paths:Tensor) -> Scores:
     "Scores of `paths`, each shape `(n,)`, in the order given."
     paths = torch.atleast_2d(self.space.check(paths))
@@ -356,10 +374,9 @@ def __call__(self:SupernetEvaluator, paths:Tensor) -> Scores:
     if not self.share: shared = [0] * len(paths)
     scores = torch.empty(len(paths), 2)
     autocast = torch.autocast(self.y.device.type, torch.bfloat16, enabled=self.amp)
-    with borrowed(self.net) as norms, torch.no_grad(), autocast:
-        for m in norms:
-            m.momentum = None                                                          # cumulative average
-            if not self.calibration: m.training, m.track_running_stats = True, False   # statistics of the batch
+    with borrowed(self.net, self._moved(paths)) as norms, torch.no_grad(), autocast:
+        if not self.calibration:
+            for m in norms: m.training, m.track_running_stats = True, False            # statistics of the batch
         rows = list(self._walk(paths[order], shared, shared[1:] + [0]))
         if rows: scores[order] = torch.stack(rows).cpu()
     return Scores(*scores.unbind(1))
