@@ -273,7 +273,10 @@ export default { render };
 '''
 
 LOOK = '''
+/* Text has the colour that the theme gives text, at once when the theme changes. Hover labels have backgrounds of their own. */
+.nas-figure .main-svg > g:not(.hoverlayer) text { fill: var(--jp-ui-font-color1, #757575) !important; fill-opacity: 1 !important; }
 .nas-figure .modebar, .nas-figure .modebar-group { background: transparent !important; }
+.nas-figure .modebar-btn path { fill: var(--jp-ui-font-color1, #757575) !important; }
 '''
 
 # %% ../nbs/22_widgets.ipynb #4280d87a
@@ -315,7 +318,7 @@ def show_plain(fig:go.Figure):
     display(bundle, raw=True)
 
 # %% ../nbs/22_widgets.ipynb #3d87b14e
-BADGES = dict(running='#009e73', ended='#3b7dd8', stopped='#e69f00', dead='#d55e00', new='#808080')
+BADGES = dict(running='#007a57', ended='#2f6ac0', stopped='#8f6000', dead='#b84a00', new='#666666')      # white text: 5.2 : 1 or more
 
 def as_time(seconds:float) -> str:
     "Seconds in words: 40 s, 12 min, 3.5 h, 2.1 days."
@@ -335,7 +338,7 @@ def status_text(data:RunData) -> str:
     return ', '.join(parts)
 
 # %% ../nbs/22_widgets.ipynb #49c42c57
-STYLE = 'font-family:var(--jp-ui-font-family,sans-serif);color:var(--jp-ui-font-color1,#808080);line-height:1.5'
+STYLE = 'font-family:var(--jp-ui-font-family,sans-serif);color:var(--jp-ui-font-color1,#757575);line-height:1.5'
 
 def status_html(data:RunData) -> str:
     "The header of a watcher."
@@ -378,7 +381,7 @@ def feed_html(data:RunData, n:int=5) -> str:
     rows = sorted(rows, key=lambda r: r[0], reverse=True)[:n]
     at = lambda step: f'step {step:,.0f}: ' if math.isfinite(step) else ''
     clock = lambda t: time.strftime('%H:%M:%S', time.localtime(t)) if 0 <= t < 4e9 else '?'
-    line = lambda t, step, text: f'<div><span style="opacity:.65">{clock(t)}</span> {html.escape(at(step) + text)}</div>'
+    line = lambda t, step, text: f'<div><span style="font-variant-numeric:tabular-nums">{clock(t)}</span> {html.escape(at(step) + text)}</div>'
     lines = ''.join(line(*row) for row in rows)
     return f'<div class="nas-feed" style="{STYLE};font-size:.92em">{lines}</div>'
 
