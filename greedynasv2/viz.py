@@ -8,7 +8,7 @@ __all__ = ['GREY', 'THIN', 'FAINT', 'CLEAR', 'SEQUENTIAL', 'axis', 'BUTTONS', 'D
            'plot_filter_history', 'plot_phi', 'plot_phi_rounds', 'plot_filter_losses', 'plot_precision_recall',
            'plot_steps', 'plot_acceptance', 'plot_agreement', 'plot_similarity', 'plot_pairs', 'plot_merges',
            'plot_size', 'plot_what_if', 'plot_alive', 'plot_ranks', 'plot_nothing', 'as_png', 'plot_retraining',
-           'plot_pareto', 'plot_scores', 'plot_curves', 'plot_intervals']
+           'plot_detection', 'plot_pareto', 'plot_scores', 'plot_curves', 'plot_intervals']
 
 # %% ../nbs/21_viz.ipynb #dcaf9ac5
 import textwrap
@@ -454,6 +454,20 @@ def plot_retraining(
         for column, name, colour, more in names: fig.add_trace(line(tests, column, name, colour, **more), 1, 2)
     fig.update_xaxes(title_text='step').update_yaxes(title_text='cross-entropy', col=1).update_yaxes(title_text='test accuracy (%)', col=2)
     return fig.update_layout(template='greedynasv2', title_text='Retraining')
+
+# %% ../nbs/21_viz.ipynb #1be0c5f7
+def plot_detection(
+    steps:pd.DataFrame,      # `step`, `loss`
+    tests:pd.DataFrame,      # `step`, `mAP`, `AP50`, `AP75`; shares
+) -> go.Figure:
+    "Loss and mean average precision of a detector while it was trained, side by side."
+    fig = make_subplots(1, 2, horizontal_spacing=.16)
+    if len(steps): fig.add_trace(go.Scatter(x=steps.step, y=steps.loss, name='training loss', mode='lines', line=dict(color=THIN, width=1)), 1, 1)
+    for i, (column, name) in enumerate(dict(mAP='mAP', AP50='AP at IoU 0.5', AP75='AP at IoU 0.75').items()):
+        if not len(tests) or column not in tests: continue
+        fig.add_trace(go.Scatter(x=tests.step, y=100*tests[column], name=name, mode='lines+markers', line_color=COLOURS[i], **line_style(i)), 1, 2)
+    fig.update_xaxes(title_text='step').update_yaxes(title_text='loss', col=1).update_yaxes(title_text='average precision (%)', col=2)
+    return fig.update_layout(template='greedynasv2', title_text='Detection')
 
 # %% ../nbs/21_viz.ipynb #53d12136
 def plot_pareto(
