@@ -27,6 +27,43 @@ globalThis.geometry ??= (() => {
                  data: p.data?.length ?? 0, texts: texts(p) }));
   const others = () => [...document.querySelectorAll('.nas-status, .nas-feed, .nas-note, .nas-what-if, .nas-merges, .nas-said, .nas-runs, .widget-button, .widget-slider, .widget-dropdown')]
     .filter(e => e.offsetParent !== null && e.getBoundingClientRect().height).map(e => ({ title: e.className.split(' ').filter(c => c.startsWith('nas'))[0] ?? e.textContent.trim(), ...box(e) }));
+  // Contrast of text as WCAG counts it. Backgrounds and the text itself may be partly transparent.
+  const rgba = s => { const v = (s.match(/[\d.]+/g) ?? []).map(Number); return v.length < 3 ? [0, 0, 0, 0] : [v[0], v[1], v[2], v[3] ?? 1]; };
+  const onto = (top, under) => top.slice(0, 3).map((v, i) => v*top[3] + under[i]*(1 - top[3]));
+  const light = c => c.slice(0, 3).map(v => v/255).map(v => v <= .03928 ? v/12.92 : ((v + .055)/1.055)**2.4).reduce((sum, v, i) => sum + v*[.2126, .7152, .0722][i], 0);
+  const backdrop = e => {
+    const layers = [];
+    for (; e; e = e.parentElement) {
+      const c = rgba(getComputedStyle(e).backgroundColor);
+      if (c[3] > 0) layers.push(c);
+      if (c[3] >= 1) break;
+    }
+    return layers.reverse().reduce((under, top) => onto(top, under), [255, 255, 255]);
+  };
+  const contrast = (e, colour) => {
+    const back = backdrop(e), c = rgba(colour);
+    for (let at = e; at; at = at.parentElement) c[3] *= Number(getComputedStyle(at).opacity);
+    const [a, b] = [light(onto(c, back)), light(back)].sort((x, y) => y - x);
+    return (a + .05)/(b + .05);
+  };
+  const pages = () => [...document.querySelectorAll('.nas-status, .nas-feed, .nas-note, .nas-what-if, .nas-merges, .nas-said, .nas-runs')]
+    .filter(e => e.offsetParent !== null).flatMap(root => [root, ...root.querySelectorAll('*')])
+    .filter(e => !e.disabled && [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim()));
+  const faint = least => {
+    const found = new Set();
+    for (const e of pages()) {
+      const c = contrast(e, getComputedStyle(e).color);
+      if (c < least) found.add(`"${e.textContent.trim().slice(0, 30)}" has a contrast of ${c.toFixed(2)}`);
+    }
+    for (const p of document.querySelectorAll('.js-plotly-plot')) for (const e of p.querySelectorAll('text')) {
+      if (p.offsetParent === null || e.closest('.hoverlayer') || !e.textContent.trim()) continue;
+      const style = getComputedStyle(e), fill = rgba(style.fill);
+      fill[3] *= Number(style.fillOpacity);
+      const c = contrast(e, `rgba(${fill.join(',')})`);
+      if (c < least) found.add(`${p.layout?.title?.text?.slice(0, 30)}: "${e.textContent.trim().slice(0, 30)}" has a contrast of ${c.toFixed(2)}`);
+    }
+    return [...found];
+  };
   const over = (a, b, by) => Math.min(a.x + a.w, b.x + b.w) - Math.max(a.x, b.x) > by && Math.min(a.y + a.h, b.y + b.h) - Math.max(a.y, b.y) > by;
   const name = t => t.kind + (t.text ? ` "${t.text.slice(0, 30)}"` : '');
   // A sentence for each thing that is wrong. `settled`: nothing is being resized at this moment
@@ -53,7 +90,7 @@ globalThis.geometry ??= (() => {
       if (i < all.length && over(a, b, 1)) found.push(`box of ${a.title.slice(0, 40)} over box of ${b.title.slice(0, 40)}`); }));
     return found;
   };
-  return { figures, others, wrong };
+  return { figures, others, wrong, faint };
 })();
 '''
 
@@ -66,7 +103,8 @@ every => {
     record.samples += 1;
     record.drawn += all.length > 0;
     for (const f of all) record.least = Math.min(record.least, f.h);
-    for (const s of geometry.wrong(performance.now() - record.moved > 2500)) (record.found[s] ??= new Set()).add(record.label);
+    const settled = performance.now() - record.moved > 1200;
+    for (const s of settled ? [...geometry.wrong(true), ...geometry.faint(4.5)] : geometry.wrong(false)) (record.found[s] ??= new Set()).add(record.label);
   };
   addEventListener('resize', () => { record.moved = performance.now(); });
   record.timer = setInterval(look, every);
@@ -78,6 +116,12 @@ def wrong(page):
     "What is wrong with the figures on the page at this moment: sentences."
     page.evaluate(MEASURE)
     return page.evaluate('() => geometry.wrong(true)')
+
+
+def faint(page, least=4.5):
+    "Text on the page, of figures and of our own HTML, whose contrast is below `least`: sentences."
+    page.evaluate(MEASURE)
+    return page.evaluate('least => geometry.faint(least)', least)
 
 
 def figures(page):

@@ -154,3 +154,24 @@ def test_text_never_stands_on_text(page):
             assert n_texts > 2, name
             found += [f'{name}, {width} px: {sentence}' for sentence in geometry.wrong(page)]
     assert not found, '\n'.join(found)
+
+
+@needs_browser
+@pytest.mark.slow
+@pytest.mark.parametrize('background, least', [('#ffffff', 4.5), ('#111111', 4.0)])
+def test_text_can_be_read(page, background, least):
+    "Contrast of all text; no grey reaches 4.5 on both white and JupyterLab's dark background (live figures take the theme's own)."
+    page.evaluate('colour => { document.body.style.background = colour }', background)
+    for name, fig in samples().items():
+        page.evaluate(DRAW, [fig.to_json(), 620, 400, viz.BUTTONS])
+        assert not geometry.faint(page, least), name
+
+
+def test_lines_differ_in_more_than_colour():
+    "Dash or marker of every line, hatching of every histogram."
+    for name, fig in samples().items():
+        lines = [t for t in fig.data if t.type == 'scatter' and t.name and t.showlegend is not False]
+        looks = [(t.mode, t.line.dash, t.line.width, str(t.marker.symbol), t.yaxis, t.line.shape) for t in lines]
+        assert len(set(looks)) == len(looks), (name, looks)
+        bars = [t for t in fig.data if t.type == 'histogram' and t.name]
+        assert len({t.marker.pattern.shape for t in bars}) == len(bars), name

@@ -418,7 +418,10 @@ def test_a_killed_run_shows_as_dead(stage):
 def test_hostile_names_are_text_and_all_tabs_live(stage):
     "Chosen from the list of runs: HTML in every name is shown letter by letter, and nothing of it happens."
     page = stage.pages['board']
-    page.select_option('.nas-run select', label=f'{HTML.replace("/", "")} (stopped)')
+    name = HTML.replace('/', '')
+    row = page.locator('.nas-runs tbody tr', has_text=name)
+    until(lambda: row.get_attribute('data-state') == 'stopped', 30, 'the run in the table')
+    row.click()
     until(lambda: HTML in text(page, '.nas-status') and HTML in text(page, '.nas-feed'), 30, 'the name as text')
     wait_drawn(page, 'Acceptance', lambda d: True)
     for tab, title in [('Similarity', 'Layer 0'), ('Merges', 'Merges')]:
@@ -429,7 +432,7 @@ def test_hostile_names_are_text_and_all_tabs_live(stage):
     assert HTML in page.evaluate("() => [...document.querySelectorAll('.ytick')].map(t => t.textContent)")
     page.wait_for_timeout(500)
     assert page.evaluate('() => window.hacked') is None
-    assert page.locator('.widget-tab img, .nas-status img, .nas-feed img, .nas-feed b').count() == 0
+    assert page.locator('.widget-tab img, .nas-status img, .nas-runs img, .nas-feed img').count() == 0
     assert not [e for e in stage.errors if '[anywidget] Failed to initialize' not in e]      # on a busy machine; they are healed
 
 
@@ -529,19 +532,22 @@ def test_figures_stand_where_they_should(gallery, name, capsys):
     "Beside a live run, whatever happens to the window: no figure collapses, no box over another, no text over text, no strange request."
     made, address, context = gallery
     folder = made.folder
-    notebook(folder/'blank.ipynb', ['1 + 1'])
-    if name == 'board': notebook(folder/'board.ipynb', ['from greedynasv2.widgets import Dashboard', f'Dashboard({str(made.run_dir)!r})'])
+    blank = f'blank_{name}'
+    notebook(folder/f'{blank}.ipynb', ['1 + 1'])
+    if name == 'board': notebook(folder/'board.ipynb', ['from greedynasv2.widgets import Dashboard', f'Dashboard(root={str(folder/"runs")!r})'])
     else: notebook(folder/f'{name}.ipynb', name, run_dir=str(made.run_dir))
     traffic = {}
-    for source in 'blank', 'blank', name:                  # at the second look a kernel is there, as for the notebook itself
+    for source in blank, blank, name:                  # at the second look a kernel is there, as for the notebook itself
         page = context.new_page()
         traffic[source] = Traffic(page, traffic.get(source))
         open_notebook(page, address(f'{source}.ipynb'))
         run_cells(page)
-        if source == 'blank':
+        if source == blank:
             for shown in True, False:
                 set_sidebar(page, shown)
                 page.wait_for_timeout(1500)
+            lab(page, 'docmanager:save')               # as JupyterLab does by itself every two minutes
+            page.wait_for_timeout(1000)
             page.close()
     page.wait_for_selector('.js-plotly-plot .main-svg', timeout=120_000)
     until(lambda: rounds_of(made.run) > 0, 120, 'a round')
@@ -550,8 +556,8 @@ def test_figures_stand_where_they_should(gallery, name, capsys):
     assert made.run.status == 'running' and recorder.samples > 200
     assert not recorder.found, '\n'.join(recorder.found)
     assert recorder.least >= 200
-    errors = [e for e in traffic[name].errors if e not in traffic['blank'].errors]
+    errors = [e for e in traffic[name].errors if e not in traffic[blank].errors]
     assert not errors
-    strange = traffic[name].requests - traffic['blank'].requests - {'from the page itself'}
+    strange = traffic[name].requests - traffic[blank].requests - {'from the page itself'}
     assert not strange, strange
     page.close()
