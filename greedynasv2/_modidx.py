@@ -316,6 +316,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                     'greedynasv2.merger._pairs': ('merger.html#_pairs', 'greedynasv2/merger.py'),
                                     'greedynasv2.merger.apply_merges': ('merger.html#apply_merges', 'greedynasv2/merger.py'),
                                     'greedynasv2.merger.better_ops': ('merger.html#better_ops', 'greedynasv2/merger.py'),
+                                    'greedynasv2.merger.merge_cap': ('merger.html#merge_cap', 'greedynasv2/merger.py'),
                                     'greedynasv2.merger.plan_merges': ('merger.html#plan_merges', 'greedynasv2/merger.py'),
                                     'greedynasv2.merger.read_vetoes': ('merger.html#read_vetoes', 'greedynasv2/merger.py'),
                                     'greedynasv2.merger.similarity': ('merger.html#similarity', 'greedynasv2/merger.py'),
