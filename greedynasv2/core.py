@@ -187,11 +187,12 @@ def seeded(seed:int, *keys):
     import torch
     kept = random.getstate()
     seed = derive_seed(seed, *keys)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []      # those that this process uses
+    with torch.random.fork_rng(gpus):
+        torch.default_generator.manual_seed(seed)      # `torch.manual_seed` takes a millisecond more
         random.seed(seed)
-        if torch.cuda.is_initialized():
-            torch.cuda.manual_seed_all(seed)      # `torch.manual_seed` takes a millisecond if not
+        if gpus:
+            torch.cuda.manual_seed(seed)
         try:
             yield
         finally:
@@ -199,14 +200,20 @@ def seeded(seed:int, *keys):
 
 # %% ../nbs/00_core.ipynb #feca889e
 def get_device(name:str='auto') -> 'torch.device':
-    "The device called `name`: auto, cpu, cuda or cuda:N."
+    "The device called `name`: auto, cpu, cuda or cuda:N, which becomes the current GPU."
     import torch
     if name == 'auto':
         return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
     one_of('device', name.split(':')[0], ['auto', 'cpu', 'cuda'])
     if name.startswith('cuda') and not torch.cuda.is_available():
         raise InputError(f'Device {name!r} was asked for, but torch finds no CUDA here. Allowed: auto, cpu.')
-    return torch.device(name)
+    device = torch.device(name)
+    if device.type == 'cuda' and device.index is not None:
+        n = torch.cuda.device_count()
+        if device.index >= n:
+            raise InputError(f'Device {name!r} was asked for; this machine has {n} GPUs, numbered from 0.')
+        torch.cuda.set_device(device)
+    return device
 
 # %% ../nbs/00_core.ipynb #c0b0bd07
 def is_tensor(value) -> bool:

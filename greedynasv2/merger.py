@@ -84,7 +84,7 @@ def _as_plan(rows:list) -> MergePlan:
     return MergePlan(plan.astype(dict(layer=int, kept=str, removed=str, similarity=float, decision=str)))
 
 # %% ../nbs/11_merger.ipynb #4e9fac02
-BETTER = 'dearer is better'      # the decision that keeps a costlier op which scored higher, as runs write it
+BETTER = 'kept: costlier op scored higher'      # a decision; runs of earlier versions say 'dearer is better'
 
 def plan_merges(
     sim,                           # From `similarity`, shape `(n_layers, n_ops, n_ops)`, a tensor or an array
