@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['TABLES', 'SHARED', 'DRAW', 'LOOK', 'BADGES', 'KEYS', 'STYLE', 'FEED', 'WARNING', 'WHY', 'WITHOUT_FILTER', 'INITIAL',
-           'USE', 'VETO', 'STOP', 'TABLE', 'TABLE_LOOK', 'RUN', 'as_number', 'numbers', 'RunData', 'evaluations_file',
-           'evaluations_stamp', 'PlotlyJS', 'LiveFigure', 'cell_request', 'has_front_end', 'show_plain', 'as_time',
-           'status_text', 'kind_of', 'last_heard', 'kept_step', 'best_found', 'read_results', 'about_run', 'loss_text',
-           'when_text', 'command_to_go_on', 'go_on_html', 'status_html', 'asked_text', 'feed_html', 'Panel', 'no_round',
-           'plot_or', 'FilterPanel', 'top_pairs', 'SimilarityPanel', 'spaced', 'merges_html', 'MergesPanel',
-           'TrainingPanel', 'RetrainPanel', 'DetectionPanel', 'SearchPanel', 'panels_for', 'slider', 'button', 'Steer',
-           'Watch', 'close_tree', 'WatchFilter', 'WatchSimilarity', 'WatchMerges', 'RunTable', 'RunList', 'to_open',
-           'Dashboard', 'start_run', 'demo_run', 'WatchConfig', 'run_to_watch']
+           'USE', 'VETO', 'STOP', 'TABLE', 'TABLE_LOOK', 'RUN', 'RunData', 'evaluations_file', 'evaluations_stamp',
+           'PlotlyJS', 'LiveFigure', 'cell_request', 'has_front_end', 'show_plain', 'as_time', 'status_text', 'kind_of',
+           'last_heard', 'kept_step', 'best_found', 'read_results', 'about_run', 'loss_text', 'when_text',
+           'command_to_go_on', 'go_on_html', 'status_html', 'asked_text', 'feed_html', 'Panel', 'no_round', 'plot_or',
+           'FilterPanel', 'top_pairs', 'SimilarityPanel', 'spaced', 'merges_html', 'MergesPanel', 'TrainingPanel',
+           'RetrainPanel', 'DetectionPanel', 'SearchPanel', 'panels_for', 'slider', 'button', 'Steer', 'Watch',
+           'close_tree', 'WatchFilter', 'WatchSimilarity', 'WatchMerges', 'RunTable', 'RunList', 'to_open', 'Dashboard',
+           'start_run', 'demo_run', 'WatchConfig', 'run_to_watch']
 
 # %% ../nbs/22_widgets.ipynb #4c23b47b
 import base64, html, json, math, os, shlex, subprocess, sys, threading, time
@@ -29,38 +29,14 @@ from IPython.display import display
 from plotly.offline import get_plotlyjs
 
 from .core import Count, InputError, config, project_dir
-from .merger import apply_merges, plan_merges, what_if
+from .events import EVENTS, alive_ops, as_number, numbers
+from .facts import SpaceFacts, get_facts
+from .merger import apply_merges, merge_cap, plan_merges, what_if
 from .runs import Control, Run, asked_of, checkpoints, list_runs, write_control
-from .spaces import SearchSpace, get_space
 from . import viz
 
-# %% ../nbs/22_widgets.ipynb #910cc8dd
-def as_number(value) -> float:
-    "`value` as a number that can be drawn, NaN if it is none."
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e15: return math.nan
-    return float(value)
-
-def numbers(
-    frame:pd.DataFrame,      # Events of one kind, with whatever columns they have
-    columns:list[str],       # Wanted as numbers; rows without the first of them are left out
-    texts=(),                # Wanted as text
-) -> pd.DataFrame:
-    "A table with these columns and nothing but finite numbers, NaN and text in them."
-    column = lambda c: frame[c] if c in frame else [None]*len(frame)
-    table = pd.DataFrame({c: [*map(as_number, column(c))] for c in columns}, index=frame.index, dtype=float)
-    for c in texts: table[c] = pd.Series([v if isinstance(v, str) else '' for v in column(c)], frame.index, object)
-    return table[table[columns[0]].notna()]
-
 # %% ../nbs/22_widgets.ipynb #a790f746
-TABLES = dict(       # kind of event: columns of numbers, columns of text, most rows to keep
-    start=(['t', 'step', 'n_steps'], [], 100), resume=(['t', 'step'], [], 100),
-    step=(['step', 't', 'epoch', 'loss', 'images_per_s'], [], 1000), accept=(['step', 'rate'], [], 1000),
-    round=(['round', 'step', 'q', 'kept', 'u', 'kappa', 'filter_loss', 'valid_loss', 'merged', 'ops', 'log10_size'],
-           ['verdict'], 400),
-    merge=(['round', 'layer', 'similarity'], ['kept', 'removed', 'decision'], 20_000),
-    eval=(['step', 'loss', 'acc', 'best_acc', 'top1', 'top5', 'raw_top1', 'mAP', 'AP50', 'AP75'], ['best'], 1000),
-    control=(['t', 'step', 'merge_threshold'], [], 1000), warning=(['t', 'step'], ['message'], 200),
-    stop=(['t', 'step'], ['reason'], 100), end=(['t', 'step'], ['reason'], 100))
+TABLES = {kind: (list(e.numbers), list(e.texts), e.at_most) for kind, e in EVENTS.items()}      # columns, and the most rows to keep
 
 class RunData:
     "What figures need of a run folder; `poll` says whether there is anything new."
@@ -162,20 +138,18 @@ def better(self:RunData) -> np.ndarray:
 @patch
 def alive(self:RunData, before:int|None=None) -> np.ndarray:
     "Which ops are left, shape `(n_layers, n_ops)`; `before`: at the beginning of that round."
-    names, merges, layers = self.names, self.table('merge'), [m.shape[0] for m in self.similar().values()]
-    left = np.ones((layers[-1] if layers else 0, len(names)), bool)
-    for r, layer, removed, decision in merges[['round', 'layer', 'removed', 'decision']].itertuples(index=False):
-        if decision == 'merge' and removed in names and 0 <= layer < len(left) and (before is None or r < before):
-            left[int(layer), names.index(removed)] = False
-    return left
+    layers = [len(m) for m in self.similar().values()]
+    return alive_ops(self.table('merge'), layers[-1] if layers else 0, self.names, before)
 
 @patch
-def space(self:RunData, before:int|None=None) -> SearchSpace:
+def space(self:RunData, before:int|None=None) -> SpaceFacts:
     "The space with the ops that are left; an `InputError` when this library cannot build it."
-    space = SearchSpace.from_spec(self.run.about['space'])
+    space = SpaceFacts.from_spec(self.run.about['space'])
     left = self.alive(before)
-    if left.shape != tuple(space.alive.shape): raise InputError(f'The events do not fit {space.name}.')
-    for layer, op in np.argwhere(~left & space.alive.numpy()).tolist(): space.drop(layer, op)
+    if left.shape != space.alive.shape:
+        raise InputError(f'The events do not fit {space.name}.')
+    for layer, op in np.argwhere(~left & space.alive).tolist():
+        space.drop(layer, op)
     return space
 
 # %% ../nbs/22_widgets.ipynb #f98ad8d0
@@ -392,7 +366,7 @@ def searched(self:RunData) -> pd.DataFrame:
 def front(self:RunData) -> tuple:      # History with `flops`, those of it that none beats in both, the limit
     "What `plot_pareto` draws; an `InputError` when this library cannot build the space."
     history = self.searched()
-    space = SearchSpace.from_spec(self.run.about['space'])
+    space = SpaceFacts.from_spec(self.run.about['space'])
     history = history.assign(flops=np.asarray(space.flops(space.encode(history.path.tolist()))))
     by_cost = history.sort_values(['flops', 'acc'], ascending=[True, False])
     return history, by_cost[by_cost.acc > by_cost.acc.cummax().shift(fill_value=-math.inf)], space.max_flops
@@ -653,7 +627,8 @@ def text(self:SimilarityPanel):
 # %% ../nbs/22_widgets.ipynb #36714cb0
 WHY = {'merge': 'more alike than the threshold; the one that is kept is cheaper',
        'vetoed': 'somebody asked to keep them apart',
-       'dearer is better': 'paths with the op that would have gone did better than paths with the other',
+       'kept: costlier op scored higher': 'paths with the op that would have gone scored higher than paths with the other',
+       'dearer is better': 'paths with the op that would have gone scored higher than paths with the other',      # as older runs say it
        'over the cap': 'enough merges for one round; it may come next',
        'filter not trusted': 'the filter of this round is not trusted'}
 
@@ -685,9 +660,11 @@ class MergesPanel(Panel):
         similar = self.data.similar()
         if not similar: raise InputError('There has been no round with a sound filter yet.')
         space = self.data.space(before=max(similar))
-        cap = self.data.run.config.get('max_merges')
+        cap = self.data.run.config.get('max_merges', 0)
+        if cap is not None and (type(cap) is not int or cap < 0):
+            cap = 0
         return dict(sim=similar[max(similar)], space=space, vetoes=self.data.asked().vetoes, better=self.data.better(),
-                    max_merges=cap if type(cap) is int and cap > 0 else max(1, int(space.alive.sum()) // 10))
+                    max_merges=merge_cap(cap, space.alive.sum()))
 
 # %% ../nbs/22_widgets.ipynb #5c2670d9
 @patch
@@ -724,10 +701,12 @@ def text(self:MergesPanel):
     else:
         merges, space = trial[1].merges, self._trials[2]['space'].copy()
         apply_merges(merges, space)
+        cap = self._trials[2]['max_merges']
+        limit = 'no limit' if cap is None else f'at most {cap}'
         pairs = '; '.join(f'layer {l}: {kept} takes the place of {removed} ({s:.2f})'
                           for l, kept, removed, s in merges.head(12).drop(columns='decision').itertuples(index=False))
         said = (f'What if: at {self.chosen():.2f} the newest round would have merged <b>{len(merges)}</b> pairs '
-                f'(at most {self._trials[2]["max_merges"]} in one round) and left 10<sup>{math.log10(space.size):.1f}</sup> '
+                f'({limit} in one round) and left 10<sup>{space.log10_size:.1f}</sup> '
                 f'paths. {html.escape(pairs)}{" ..." if len(merges) > 12 else ""}')
     said = f'<div class="nas-what-if" style="{STYLE};margin-bottom:8px">{said}</div>'
     return said + merges_html(self.data.table('merge'))

@@ -384,6 +384,26 @@ def test_another_config_is_refused_and_nothing_overwritten(tmp_path):
     with pytest.raises(InputError, match='holds events but no config.json'): create(tmp_path/'run')
 
 
+def test_what_an_old_config_lacks_never_refuses(tmp_path):
+    "It means what the version did that wrote it; a known parameter of another value still refuses, and nothing is rewritten."
+    with create(tmp_path/'run') as run: run.log('start'); run.save(1, dict(w=torch.ones(1)))
+    before = (tmp_path/'run/config.json').read_bytes()
+    absent = dict(sharing='none', lr=.1, method='never taken')
+    def again(**changes): return Run.create(tmp_path/'run', {**PARAMETERS, **changes}, get_space('toy'), resume=True, absent=absent)
+    for given in (dict(sharing='block'), dict(sharing='none', lr=.2), {}):
+        with again(**given) as run:
+            assert run.resumed and run.resume().step == 1
+            assert run.config == {**PARAMETERS, 'sharing': 'none', 'lr': .1}      # how it goes on
+    with pytest.raises(InputError, match=r'another config: epochs \(3 given, 2 there\)\.'): again(epochs=3, sharing='block')
+    with pytest.raises(InputError, match=r"another config: beta \(0.9 given, nothing there\)"): again(beta=.9)
+    with pytest.raises(InputError, match='already holds this run'):
+        Run.create(tmp_path/'run', PARAMETERS, get_space('toy'), absent=absent)
+    assert (tmp_path/'run/config.json').read_bytes() == before
+    assert 'sharing' not in Run.open(tmp_path/'run').config and Run.open(tmp_path/'run', absent=absent).config['sharing'] == 'none'
+    with Run.create(tmp_path/'new', {**PARAMETERS, 'sharing': 'block'}, get_space('toy'), absent=absent) as run:
+        assert run.config == {**PARAMETERS, 'sharing': 'block'}                   # a new run has nothing of it
+
+
 # -- one writer, status
 
 def write_until_told(pipe, folder):
@@ -547,6 +567,20 @@ def test_same_events(tmp_path):
     assert same_events(a, make('c', loss=2.))[0] == 'event 1 (step): loss is 1.0 against 2.0'
     assert same_events(a, make('d', n=4))[0] == '5 events against 6'
     assert len(same_events(make('e', n=50), make('f', n=50, loss=2.))) == 21
+
+
+def test_which_ops_are_left_by_events_and_by_checkpoint(tmp_path):
+    "The same from either source; merges that were not applied, torn or foreign ones change nothing."
+    space = get_space('toy')
+    with create(tmp_path) as run:
+        for r, layer, removed, decision in [(0, 0, 'MB6_K3', 'merge'), (0, 1, 'ID', 'vetoed'), (1, 3, 'MB3_K3', 'merge'),
+                                            (1, 9, 'ID', 'merge'), (1, 'x', 'ID', 'merge'), (1, 2, 'foreign', 'merge')]:
+            run.log('merge', round=r, layer=layer, removed=removed, kept='MB3_K5_SE', similarity=.9, decision=decision)
+        space.drop(0, 3)
+        assert run.space_at(0) == space and run.facts_at(0) == space and run.space_at(-1) == get_space('toy')
+        space.drop(3, 1)
+        run.save(1, {'space.alive': space.alive})
+    assert run.space_at() == space == run.space and (run.facts_at().alive == space.alive.numpy()).all()
 
 
 def test_disk_errors_are_sentences():

@@ -121,8 +121,8 @@ def workers_of(folder):
     if not beat: return []
     parent = lambda pid: int(Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[1])
     try:
-        launcher, pids = parent(beat['pid']), [int(p.name) for p in Path('/proc').iterdir() if p.name.isdecimal()]
-        return [beat['pid'], *(p for p in pids if p != beat['pid'] and Path(f'/proc/{p}').exists() and parent(p) == launcher)]
+        launcher, pids = parent(beat.pid), [int(p.name) for p in Path('/proc').iterdir() if p.name.isdecimal()]
+        return [beat.pid, *(p for p in pids if p != beat.pid and Path(f'/proc/{p}').exists() and parent(p) == launcher)]
     except OSError: return []
 
 
