@@ -14,8 +14,9 @@ import math
 
 import pandas as pd
 
+from .algorithm import may_stop
 from .reproduce import GROWTH, METHODS, kendall_gain, tau_of_flops, with_interval
-from .training import TrainConfig, may_stop
+from .training import TrainConfig
 
 # %% ../nbs/42_claims.ipynb #4727af88
 def as_table(rows) -> pd.DataFrame:

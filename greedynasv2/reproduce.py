@@ -25,13 +25,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .algorithm import RoundConfig, may_stop
 from .core import InputError, Whole, generator, project_dir, write_atomic
 from .nasbench import load_macro, macro_evaluator, macro_rank
-from .nsga2 import Remembered, run_evaluator, search
-from .retrain import retrain, retrain_config
+from .nsga2 import CachedEvaluator, run_evaluator, search
+from .retraining import retrain, retrain_config
 from .runs import Run
 from .spaces import SearchSpace, get_space, write_arch
-from .training import RoundConfig, TrainConfig, make_config, may_stop, recipe_of
+from .training import TrainConfig, make_config, recipe_of
 from .vpu import PathFilter, filter_metrics, macro_truth
 
 # %% ../nbs/40_reproduce.ipynb #3f2c9ff3
@@ -171,11 +172,11 @@ def kept_scores(
     n_images:int=1000,         # Held-out images that paths are scored on
     n_calibration:int=256,     # Training images for the batch-norm statistics of each path
     name:str='scores',         # Of the file
-) -> Remembered:
+) -> CachedEvaluator:
     "Scores of paths in the supernet of a run, which is loaded only when one is not in the run's folder yet."
     load = cache(lambda: run_evaluator(run, n_images, n_calibration))
     about = dict(run_created=run.about['created'], steps=(run.results or {}).get('steps'), n_images=n_images, n_calibration=n_calibration)
-    return Remembered(lambda paths: load()(paths), run.space_at(), run.folder/f'{name}.jsonl', about, chunk=100)
+    return CachedEvaluator(lambda paths: load()(paths), run.space_at(), run.folder/f'{name}.jsonl', about, chunk=100)
 
 def score_paths(evaluate, paths:Tensor) -> pd.DataFrame:      # `path`, `acc` and `loss` in the supernet, `true` accuracy; percent
     "Paths as a supernet sees them, beside the truth."
@@ -269,7 +270,7 @@ def kept(
     return there
 
 def searched(
-    run:Run, evaluate:Remembered, n_evals:int,
+    run:Run, evaluate:CachedEvaluator, n_evals:int,
     name:str='searched',      # Of the file
     **limit,                  # `max_flops` of `search_found`
 ) -> dict:

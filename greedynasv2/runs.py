@@ -29,7 +29,7 @@ from .core import (Bounds, InputError, Share, Whole, check_value, config, one_of
                               write_atomic)
 from .spaces import SearchSpace
 from .supernet import SuperNet
-from .vpu import PathFilter
+from .vpu import Filter, filter_of
 
 try: import fcntl
 except ImportError: fcntl = None      # no file locks on this system; the heartbeat alone must do
@@ -427,12 +427,13 @@ def _hold(folder:Path):
                    'folder; if it is this notebook, `run.close()` lets go of it.')
 
 # %% ../nbs/14_runs.ipynb #58e18acb
-def _check_there(folder:Path, about:dict, resume:bool) -> dict|None:
+def _check_there(folder:Path, about:dict, resume:bool, absent:dict|None=None) -> dict|None:
     "`config.json` of the run in `folder` if it is the same run, None if there is none."
     if not (folder/'config.json').exists():
         if not (folder/'events.jsonl').exists(): return None
         raise InputError(f'{folder} holds events but no config.json. Choose another folder, or empty this one.')
     there = read_about(folder)
+    there['parameters'] = {**(absent or {}), **there['parameters']}
     if differences := config_differences(about, there):
         raise InputError(f'{folder} holds a run of another config: {"; ".join(differences)}. Nothing was changed. '
                          'Choose another folder, or give the same values.')
@@ -522,6 +523,7 @@ def create(
     config,                 # Parameters: a dict or a config object
     space:SearchSpace,
     resume:bool=False,      # Go on with the run that is there, if there is one
+    absent:dict|None=None,  # What versions without a parameter did, by its name: a folder that lacks it means this
 ) -> Run:
     "Make a run, or go on with one of the same parameters and space; nothing of another run is touched."
     folder, about = Path(folder), describe(config, space)
@@ -529,7 +531,7 @@ def create(
         folder.mkdir(parents=True, exist_ok=True)
         lock = _hold(folder)
     try:
-        there = _check_there(folder, about, resume)
+        there = _check_there(folder, about, resume, absent)
         with told(f'{folder} cannot be made a run folder'):
             if not there: write_atomic(folder/'config.json', json.dumps(about, indent=1))
             run = cls(folder, there or about)
@@ -808,18 +810,20 @@ def net(self:Run) -> SuperNet|None:
 
 # %% ../nbs/14_runs.ipynb #ee8efc8e
 @patch(as_prop=True)
-def filter(self:Run) -> PathFilter|None:
+def filter(self:Run) -> Filter|None:
     "The path filter of the newest checkpoint, on the CPU; None when there is none."
     space, state, meta = self._part('filter')
     about = meta.get('filter')
     if not state or not isinstance(about, dict): return None
-    with seeded(0, 'filter of a run'): filt = _fill(PathFilter(space, about['dim']), state, 'filter')
-    filt.rounds, filt.verdict = about.get('rounds', 0), about.get('verdict', '')
-    return filt
+    with seeded(0, 'filter of a run'):
+        try: return filter_of(space, about, state)
+        except RuntimeError as e:
+            why = str(e).splitlines()[-1].strip()
+            raise InputError(f'The filter in the checkpoint does not fit its space: {why}') from None
 
 # %% ../nbs/14_runs.ipynb #07d93ade
 @patch
-def keep_filter(self:Run, round:int, filt:PathFilter):
+def keep_filter(self:Run, round:int, filt:Filter):
     "Keep the filter as it is after `round`."
     with told(f'The filter of round {round} cannot be written to {self.folder}'):
         (self.folder/'filters').mkdir(exist_ok=True)
@@ -835,9 +839,9 @@ def space_at(self:Run, round:float=math.inf) -> SearchSpace:
     return space
 
 @patch
-def filter_at(self:Run, round:int) -> PathFilter:
-    "The filter that was acted on after `round`, with the ops that were left then."
-    return PathFilter.load(self.folder/'filters'/f'{round:03d}.safetensors', self.space_at(round))
+def filter_at(self:Run, round:int) -> Filter:
+    "The filter that was used after `round`, with the ops that were left then."
+    return Filter.load(self.folder/'filters'/f'{round:03d}.safetensors', self.space_at(round))
 
 
 # %% ../nbs/14_runs.ipynb #8758ae01

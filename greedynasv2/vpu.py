@@ -39,23 +39,26 @@ def confidence(
 # %% ../nbs/08_vpu.ipynb #a7344a38
 class Labels(NamedTuple):
     "What a round knows about paths: all that a filter may learn from."
-    paths:Tensor         # Remembered evaluations, `(n, n_layers)`; all ops alive, each path once per round of its newest score
-    rank:Tensor          # Percentile rank of each within its round, 0 = best, 1 = worst, `(n,)`, float64
-    held_out:Tensor      # True where a path judges the filter and must not be learned from, `(n,)`
-    weak:Tensor          # P: the worst share `q_weak` of each round, none of them held out
-    unlabelled:Tensor    # U: ten random paths for each weak one of a round, none of them held out
-    q:float              # weak path prior: the filter is to keep the best share 1 - q
-    q_weak:float         # share that was labelled weak: q, or `q_label` where that is less
+    paths:Tensor              # Remembered evaluations whose ops are all alive, `(n, n_layers)`; a path may be there once a round
+    rank:Tensor               # Percentile rank of each within its round, 0 = best, 1 = worst, `(n,)`, float64
+    held_out:Tensor           # True where a path judges the filter and must not be learned from, `(n,)`
+    weak:Tensor               # P: the worst share `q_weak` of each round, none of them held out
+    unlabelled:Tensor         # U: ten random paths for each weak one of a round, none of them held out
+    q:float                   # weak path prior: the filter is to keep the best share 1 - q
+    q_weak:float              # share that was labelled weak: q, or `q_label` where that is less
+    round:Tensor|None=None    # number of the round of each evaluation, `(n,)`, rising; None = all of one
+    newest:Tensor|None=None   # True where no newer round has evaluated the same path, `(n,)`; None = all
 
     @property
     def seen(self) -> tuple[Tensor, Tensor]:
-        "Paths to learn from, and their ranks."
+        "Evaluations to learn from, and their ranks."
         return self.paths[~self.held_out], self.rank[~self.held_out]
 
     @property
     def unseen(self) -> tuple[Tensor, Tensor]:
-        "Paths to judge by, and their ranks."
-        return self.paths[self.held_out], self.rank[self.held_out]
+        "Paths to judge by, each once, and their ranks."
+        chosen = self.held_out if self.newest is None else self.held_out & self.newest
+        return self.paths[chosen], self.rank[chosen]
 
 # %% ../nbs/08_vpu.ipynb #d5b384a6
 FILTERS = Registry('filter')
@@ -64,6 +67,7 @@ class Filter:
     "What every filter has; see the table above for what a new one must define: `build`, `fit`, `weakness`, `threshold` and its state."
     kind = ''               # its name in `FILTERS`
     space:SearchSpace       # shared with samplers, so that it knows what was dropped
+    judges_itself = False   # validates itself inside `fit`: nothing is held out for the round to judge it by
     rounds = 0              # trainings so far
     reason = ''             # why the last training was rejected
 
