@@ -776,18 +776,19 @@ def net(self:Run) -> 'SuperNet|None':
 
 # %% ../nbs/14_runs.ipynb #ee8efc8e
 @patch(as_prop=True)
-def filter(self:Run) -> 'PathFilter|None':
+def filter(self:Run) -> 'Filter|None':
     "The path filter of the newest checkpoint, on the CPU; None when there is none."
-    from greedynasv2.vpu import PathFilter
+    from greedynasv2.vpu import filter_of
     space, state, meta = self._part('filter')
     about = meta.get('filter')
     if not state or not isinstance(about, dict):
         return None
     with seeded(0, 'filter of a run'):
-        filt = _fill(PathFilter(space, about['dim']), state, 'filter')
-    filt.rounds = about.get('rounds', 0)
-    filt.verdict = about.get('verdict', '')
-    return filt
+        try:
+            return filter_of(space, about, state)
+        except RuntimeError as e:
+            why = str(e).splitlines()[-1].strip()
+            raise InputError(f'The filter in the checkpoint does not fit its space: {why}') from None
 
 # %% ../nbs/14_runs.ipynb #07d93ade
 @patch
@@ -807,17 +808,17 @@ def space_at(self:Run, round:float=math.inf) -> 'SearchSpace':
     return SearchSpace.from_json(self.facts_at(round).to_json())
 
 @patch
-def keep_filter(self:Run, round:int, filt:'PathFilter'):
+def keep_filter(self:Run, round:int, filt:'Filter'):
     "Keep the filter as it is after `round`."
     with told(f'The filter of round {round} cannot be written to {self.folder}'):
         (self.folder/'filters').mkdir(exist_ok=True)
         filt.save(self.folder/'filters'/f'{round:03d}.safetensors')
 
 @patch
-def filter_at(self:Run, round:int) -> 'PathFilter':
+def filter_at(self:Run, round:int) -> 'Filter':
     "The filter that was used after `round`, with the ops that were left then."
-    from greedynasv2.vpu import PathFilter
-    return PathFilter.load(self.folder/'filters'/f'{round:03d}.safetensors', self.space_at(round))
+    from greedynasv2.vpu import load_filter
+    return load_filter(self.folder/'filters'/f'{round:03d}.safetensors', self.space_at(round))
 
 # %% ../nbs/14_runs.ipynb #25a6dba2
 def _about_run(folder:Path) -> dict:

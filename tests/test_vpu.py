@@ -87,7 +87,7 @@ def test_labels_that_mean_nothing_are_called_so(seed):
     "Weak paths drawn at random: whatever the filter makes of them, its verdict says that it is nothing."
     space, g = get_space('nasbench_macro'), torch.Generator().manual_seed(seed)
     filt = PathFilter(space, dim=16)
-    with pytest.warns(UserWarning, match='should not be acted on'):
+    with pytest.warns(UserWarning, match='should not be used'):
         train_filter(filt, space.sample(300, g), space.sample(3000, g), FilterConfig(seed=seed))
     assert filt.verdict
 
@@ -129,7 +129,7 @@ def test_an_untrained_filter_says_so():
     space = get_space('nasbench_macro')
     weak, _ = additive_truth(space, 600, .9)
     filt = PathFilter(space, dim=8)
-    with pytest.warns(UserWarning, match='should not be acted on'):
+    with pytest.warns(UserWarning, match='should not be used'):
         train_filter(filt, weak, space.sample(10*len(weak)), FilterConfig(n_iters=1))
     assert 'keeps almost nothing' in filt.verdict
 

@@ -34,7 +34,7 @@ from greedynasv2.merger import plan_merges, similarity
 from greedynasv2.runs import Run
 from greedynasv2.spaces import SearchSpace, get_space
 from greedynasv2.supernet import SuperNet, batch_norms, build_network, step_path
-from greedynasv2.training import Trainer
+from greedynasv2.training import SupernetTrainer
 from greedynasv2.vpu import FilterConfig, PathFilter, _steps
 from greedynasv2.widgets import FilterPanel, RunData, feed_html, status_html
 from greedynasv2.workers import reduce_gradients, world
@@ -391,17 +391,17 @@ def timed(owner, name:str, seconds:dict, part:str, device=torch.device('cpu')):
         setattr(owner, name, inner)
 
 # %% ../nbs/05_bench.ipynb #58744831
-def profile_steps(trainer:Trainer) -> dict:      # Seconds a step, by part
+def profile_steps(trainer:SupernetTrainer) -> dict:      # Seconds a step, by part
     "Train two epochs of a new run, and measure where the time of the second went."
     parts = [
         (trainer, 'train_epoch', 'data'),
-        (trainer.shrinker, 'sample', 'sampling'),
+        (trainer.algorithm, 'sample', 'sampling'),
         (trainer.net, 'forward', 'forward'),
         (trainer.criterion, 'forward', 'forward'),
         (Tensor, 'backward', 'backward'),
         (trainer, 'train_step', 'optimizer'),
         (trainer, 'log_steps', 'logging'),
-        (trainer, '_end_epoch', 'logging'),
+        (trainer, 'end_epoch', 'logging'),
         (trainer, 'listen', 'logging'),
     ]
     seconds = {}
@@ -412,7 +412,7 @@ def profile_steps(trainer:Trainer) -> dict:      # Seconds a step, by part
         trainer.began_at = 0
         for epoch in range(2):
             seconds.clear()
-            trainer.shrinker.begin(epoch)
+            trainer.algorithm.begin(epoch)
             trainer.train_epoch(epoch)
     return {part: spent / trainer.steps_per_epoch for part, spent in seconds.items()}
 

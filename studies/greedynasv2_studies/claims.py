@@ -15,7 +15,8 @@ import math
 
 import pandas as pd
 
-from greedynasv2.training import TrainConfig, may_stop
+from greedynasv2.algorithm import may_stop
+from greedynasv2.training import TrainConfig
 from .reproduce import GROWTH, METHODS, kendall_gain, tau_of_flops, with_interval
 
 # %% ../nbs/04_claims.ipynb #4727af88

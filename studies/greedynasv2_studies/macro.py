@@ -17,7 +17,8 @@ from torch import Tensor
 from greedynasv2.core import Share, check_value, generator, one_of
 from greedynasv2.nasbench import load_macro, macro_evaluator, macro_rank
 from greedynasv2.spaces import get_space
-from greedynasv2.training import Shrinker, TrainConfig, is_round, weak_prior
+from greedynasv2.algorithm import Algorithm1, weak_prior
+from greedynasv2.training import TrainConfig
 from greedynasv2.vpu import FilterConfig, PathFilter, train_filter
 
 # %% ../nbs/01_macro.ipynb #b1296a06
@@ -115,16 +116,15 @@ def simulated_ranks(
     report:Callable|None=None,    # Called with the facts of every round
 ) -> pd.DataFrame:                # A row an epoch: `epoch`, `rank` (mean, in percent), `rate` of acceptance, `q`
     "Percentile rank of the paths that Algorithm 1 would train if all scores were right."
-    evaluate = macro_evaluator()
-    shrinker = Shrinker(cfg, get_space('nasbench_macro'), evaluate)
-    rows = []
-    for epoch in range(cfg.epochs):
-        facts = shrinker.round(epoch) if is_round(cfg, epoch) else {}
-        if facts and report:
+    def log(kind, **facts):
+        if kind == 'round' and report:
             report(facts)
-        shrinker.begin(epoch)
-        paths = torch.cat([shrinker.sample() for _ in range(paths_per_epoch)])
+
+    evaluate = macro_evaluator()
+    algorithm = Algorithm1(cfg, get_space('nasbench_macro'), evaluate, log=log)
+    rows = []
+    for epoch, paths in algorithm.run_epochs(paths_per_epoch):
         rank = macro_rank(paths, evaluate).mean().item()
         q = weak_prior(cfg, epoch) if epoch >= cfg.warmup_epochs else 0.
-        rows.append(dict(epoch=epoch, rank=rank, rate=shrinker.current.take_stats()['rate'], q=q))
+        rows.append(dict(epoch=epoch, rank=rank, rate=algorithm.current.take_stats()['rate'], q=q))
     return pd.DataFrame(rows)

@@ -32,13 +32,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from greedynasv2.algorithm import RoundConfig
 from greedynasv2.core import InputError, Whole, generator, project_dir, write_atomic
 from greedynasv2.nasbench import macro_evaluator, macro_rank
-from greedynasv2.nsga2 import Remembered, run_evaluator, search
-from greedynasv2.retrain import retrain, retrain_config
+from greedynasv2.nsga2 import CachedEvaluator, run_evaluator, search
+from greedynasv2.retraining import retrain, retrain_config
 from greedynasv2.runs import Run
 from greedynasv2.spaces import SearchSpace, get_space, write_arch
-from greedynasv2.training import RoundConfig, TrainConfig, make_config, recipe_of
+from greedynasv2.training import TrainConfig, make_config, recipe_of
 from greedynasv2.vpu import PathFilter
 from .macro import filter_metrics, macro_truth
 from .published import is_published, open_published, publish
@@ -217,14 +218,14 @@ def saved_scores(
     n_images:int=1000,         # Held-out images that paths are scored on
     n_calibration:int=256,     # Training images for the batch-norm statistics of each path
     name:str='scores',         # Of the file
-) -> Remembered:
+) -> CachedEvaluator:
     "Scores of paths in the supernet of a run, which is loaded only when one is not in the run's folder yet."
     @cache
     def evaluator():
         return run_evaluator(run, n_images, n_calibration)
     steps = (run.results or {}).get('steps')
     about = dict(run_created=run.about['created'], steps=steps, n_images=n_images, n_calibration=n_calibration)
-    return Remembered(lambda paths: evaluator()(paths), run.space_at(), run.folder/f'{name}.jsonl', about, chunk=100)
+    return CachedEvaluator(lambda paths: evaluator()(paths), run.space_at(), run.folder/f'{name}.jsonl', about, chunk=100)
 
 def score_paths(evaluate:Callable, paths:Tensor) -> pd.DataFrame:      # `path`, `acc` and `loss` in the supernet, `true` accuracy; percent
     "Paths as a supernet sees them, next to their benchmark accuracy."
@@ -341,7 +342,7 @@ def computed_once(
     return answer
 
 def searched(
-    run:Run, evaluate:Remembered, n_evals:int,
+    run:Run, evaluate:CachedEvaluator, n_evals:int,
     name:str='searched',      # Of the file
     **limit,                  # `max_flops` of `search_found`
 ) -> dict:
