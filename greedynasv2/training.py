@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import pandas as pd
 import torch
 from fastcore.basics import patch
 from torch import Tensor, nn
