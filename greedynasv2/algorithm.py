@@ -8,7 +8,7 @@ __all__ = ['METHODS', 'SHRINKERS', 'Method', 'RoundConfig', 'Shrinker', 'MergeSh
            'Algorithm1', 'Skill', 'check_share', 'check_skill', 'simulate']
 
 # %% ../nbs/12_algorithm.ipynb #e1d57b25
-import json, math
+import math
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
@@ -16,8 +16,7 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 
-from .core import (Amount, Count, InputError, Registry, Share, Whole, config, derive_seed, generator, one_of,
-                              seeded)
+from .core import Count, InputError, Registry, Share, Whole, config, derive_seed, generator, one_of, seeded
 from .merger import apply_merges, better_ops, plan_merges
 from .sampler import SAMPLERS, UniformSampler
 from .spaces import SearchSpace
@@ -68,11 +67,14 @@ class RoundConfig:
     min_rounds: Count = 4             # the guarded rule waits for so many (ours)
 
     def check(self):
-        if hasattr(super(), 'check'): super().check()
-        if self.q_start > self.q_end: raise InputError(f'q rises: q_start {self.q_start} is above q_end {self.q_end}.')
+        if hasattr(super(), 'check'):
+            super().check()
+        if self.q_start > self.q_end:
+            raise InputError(f'q rises: q_start {self.q_start} is above q_end {self.q_end}.')
         check_parts(parts_of(self))
         q = min(self.q_start, self.q_label)
-        if round(q * self.m) < 1: raise InputError(f'No path would be labelled weak: m {self.m}, q {q}.')
+        if round(q * self.m) < 1:
+            raise InputError(f'No path would be labelled weak: m {self.m}, q {q}.')
 
 # %% ../nbs/12_algorithm.ipynb #123d4cc3
 class Shrinker:
@@ -98,9 +100,11 @@ class MergeShrinker(Shrinker):
         better = better_ops(algorithm.memory.paths, algorithm.memory.place, self.space)
         rounded = [[[round(v, 4) for v in row] for row in layer] for layer in sim.tolist()]
         algorithm.log('similarity', round=algorithm.n_rounds, matrices=rounded, better=(better & (sim > 0)).nonzero().tolist())
-        if not self.cfg.op_shrinkage: return 0
+        if not self.cfg.op_shrinkage:
+            return 0
         plan = plan_merges(sim, self.space, algorithm.threshold, algorithm.vetoes, self.cfg.max_merges, better=better)
-        for row in plan.to_dict('records'): algorithm.log('merge', round=algorithm.n_rounds, **row)
+        for row in plan.to_dict('records'):
+            algorithm.log('merge', round=algorithm.n_rounds, **row)
         apply_merges(plan, self.space)
         return len(plan.merges)
 
@@ -109,7 +113,8 @@ def parts_of(cfg:RoundConfig) -> Method:
     "The parts of a run: those of its method, except for those given by name."
     parts = METHODS[cfg.method]
     for name in ('sampler', 'filter', 'shrinker'):
-        if getattr(cfg, name): parts = parts._replace(**{name: getattr(cfg, name)})
+        if getattr(cfg, name):
+            parts = parts._replace(**{name: getattr(cfg, name)})
     return parts
 
 def check_parts(parts:Method):
@@ -165,7 +170,8 @@ def agreement(
     p = a.float().mean().item()
     r = b.float().mean().item()
     by_chance = p*r + (1 - p)*(1 - r)
-    if by_chance == 1: return u, 0.
+    if by_chance == 1:
+        return u, 0.
     return u, (u - by_chance) / (1 - by_chance)
 
 def may_stop(
@@ -174,8 +180,10 @@ def may_stop(
 ) -> bool:
     "Does the stopping rule say that training is done, after a round with these `facts`?"
     agreed = facts.get('u') is not None and facts['u'] > cfg.beta
-    if cfg.stop_rule == 'none': return False
-    if cfg.stop_rule == 'paper': return agreed
+    if cfg.stop_rule == 'none':
+        return False
+    if cfg.stop_rule == 'paper':
+        return agreed
     q_has_moved = facts['q'] > cfg.q_start or cfg.q_start == cfg.q_end
     learned = not facts.get('verdict') and facts.get('steps', 1) > 0
     beyond_chance = facts.get('kappa', 1) > .5
@@ -212,7 +220,8 @@ class Algorithm1:
         self.after_drop = after_drop or (lambda: None)
         self.filt = None
         if parts.filter != 'none':
-            with seeded(cfg.seed, 'filter'): self.filt = FILTERS[parts.filter].build(space, cfg)
+            with seeded(cfg.seed, 'filter'):
+                self.filt = FILTERS[parts.filter].build(space, cfg)
         self.shrinker = None if parts.shrinker == 'none' else SHRINKERS[parts.shrinker](cfg, space, net)
         self.uniform = UniformSampler(space, derive_seed(cfg.seed, 'warm-up'))
         self.sampler = SAMPLERS[parts.sampler].build(space, derive_seed(cfg.seed, 'paths'), evaluate=quick or evaluate, filt=self.filt)
@@ -288,7 +297,8 @@ def _log_scores(self:Algorithm1, paths:Tensor, scores, best:Tensor):
 @patch
 def held_out(self:Algorithm1, paths:Tensor) -> Tensor:
     "True for a fifth of all paths, by a number that is drawn once for every op; for none if the filter judges itself."
-    if self.filt is not None and self.filt.judges_itself: return torch.zeros(len(paths), dtype=torch.bool)
+    if self.filt is not None and self.filt.judges_itself:
+        return torch.zeros(len(paths), dtype=torch.bool)
     numbers = torch.randint(2**31, self.space.alive.shape, generator=generator(self.cfg.seed, 'held out'))
     return numbers[torch.arange(self.space.n_layers), paths].sum(1) % 5 == 0
 
@@ -333,7 +343,8 @@ def skill(
     "Judge the filter by what it keeps of held-out paths."
     kept = ~self.filt.is_weak(paths)
     n_kept = int(kept.sum())
-    if n_kept in (0, len(paths)): return None
+    if n_kept in (0, len(paths)):
+        return None
     mean = 1 - (1 - rank[kept]).float().mean().item()
     rejected = 1 - n_kept / len(paths)
     return Skill(mean, (1 - 2*mean) / rejected, 2 * (12 * n_kept)**-.5 / rejected)          # ranks have a variance of 1/12
@@ -341,7 +352,8 @@ def skill(
 # %% ../nbs/12_algorithm.ipynb #22208700
 def check_share(kept:float, q:float) -> str:
     "Why a filter is rejected if it keeps far less than what was not labelled weak; empty if it passes."
-    if kept >= (1 - q) / 3: return ''
+    if kept >= (1 - q) / 3:
+        return ''
     return f'it keeps {kept:.1%} of all paths, where {1 - q:.1%} were not labelled weak.'
 
 def check_skill(
@@ -349,11 +361,13 @@ def check_skill(
     before:Skill|None,        # Of the filter before it; None = there was none
 ) -> str:
     "Why a filter is rejected if it has lost what the one before it knew; empty if it passes."
-    if now is None: return ''
+    if now is None:
+        return ''
     old = before or Skill(.5, 0., 0.)
     keeps_better = now.rank < old.rank
     chooses_as_well = before is not None and now.skill >= old.skill - now.error
-    if keeps_better or chooses_as_well: return ''
+    if keeps_better or chooses_as_well:
+        return ''
     other = 'guessing gives' if before is None else 'the filter before it has'
     return (f'held-out paths that it keeps have the mean rank {now.rank:.0%}, its skill is {now.skill:.2f} (± {now.error:.2f}); '
             f'{other} {old.rank:.0%} and {old.skill:.2f}.')
@@ -373,9 +387,12 @@ def learn(self:Algorithm1, labels:Labels) -> dict:
     filt.reason = reason
     if reason:
         self.log('warning', round=self.n_rounds, message=f'The filter of round {self.n_rounds} is rejected: {reason}')
-        if last_passed: filt.restore(last_passed)
-        else: filt.reset()
-        if before: self._tighten(labels, before)
+        if last_passed:
+            filt.restore(last_passed)
+        else:
+            filt.reset()
+        if before:
+            self._tighten(labels, before)
     return {'place': now and 1 - now.rank, 'skill': now and now.skill, **facts, 'verdict': reason}
 
 # %% ../nbs/12_algorithm.ipynb #9416c2b7
@@ -385,20 +402,24 @@ def _tighten(self:Algorithm1, labels:Labels, before:Skill):
     as_it_was = self.filt.snapshot()
     self.filt.tighten(labels.unlabelled, 1 - labels.q)
     now = self.skill(*labels.unseen)
-    if now is None or now.rank >= before.rank: self.filt.restore(as_it_was)
+    if now is None or now.rank >= before.rank:
+        self.filt.restore(as_it_was)
 
 @patch
 def _sharpen(self:Algorithm1, labels:Labels):
     "A filter that learned from fewer labels than the share q keeps the share 1 - q that it ranks best."
-    if labels.q > self.cfg.q_label: self.filt.tighten(labels.unlabelled, 1 - labels.q)
+    if labels.q > self.cfg.q_label:
+        self.filt.tighten(labels.unlabelled, 1 - labels.q)
 
 # %% ../nbs/12_algorithm.ipynb #59a52080
 @patch
 def shrink(self:Algorithm1, labels:Labels|None) -> int:
     "Let the shrinker drop ops, and follow it; how many were dropped."
-    if self.shrinker is None: return 0
+    if self.shrinker is None:
+        return 0
     n_dropped = self.shrinker.shrink(self, labels)
-    if n_dropped == 0: return 0
+    if n_dropped == 0:
+        return 0
     self.after_drop()
     if self.filt is not None:
         self.filt.normalise(labels.unlabelled)
@@ -417,7 +438,8 @@ def _filter_round(self:Algorithm1, q:float) -> dict:
     phi = self.filt.prob(probe)
     after = phi > .5
     passed = not facts['verdict']
-    if before is not None and passed: facts['u'], facts['kappa'] = agreement(before, after)
+    if before is not None and passed:
+        facts['u'], facts['kappa'] = agreement(before, after)
     facts |= dict(kept=1 - after.float().mean().item(), phi=phi.histc(20, 0, 1).long().tolist())
     facts['merged'] = self.shrink(labels) if passed else 0                              # line 12
     return facts
@@ -427,8 +449,10 @@ def round(self:Algorithm1, epoch:int) -> dict:
     "One round before `epoch`; its facts, with `stop` when training is done."
     cfg, space = self.cfg, self.space
     facts = dict(round=self.n_rounds, epoch=epoch, q=weak_prior(cfg, epoch), **self.sampler.round_facts())
-    if self.filt is not None: facts |= self._filter_round(facts['q'])
-    elif self.shrinker is not None: facts['merged'] = self.shrink(None)
+    if self.filt is not None:
+        facts |= self._filter_round(facts['q'])
+    elif self.shrinker is not None:
+        facts['merged'] = self.shrink(None)
     self.uniform.refresh()
     self.sampler.refresh()
     facts |= dict(ops=int(space.alive.sum()), log10_size=math.log10(space.size), stop=may_stop(cfg, facts))
@@ -441,7 +465,8 @@ def round(self:Algorithm1, epoch:int) -> dict:
 def run_epochs(self:Algorithm1, paths_per_epoch:int=100) -> Iterator[tuple[int, Tensor]]:
     "All epochs, without training: each epoch and the paths that would be trained in it. The stopping rule is not obeyed."
     for epoch in range(self.cfg.epochs):
-        if is_round(self.cfg, epoch): self.round(epoch)
+        if is_round(self.cfg, epoch):
+            self.round(epoch)
         self.begin(epoch)
         yield epoch, torch.cat([self.sample() for _ in range(paths_per_epoch)])
 

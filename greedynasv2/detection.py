@@ -12,7 +12,13 @@ __all__ = ['STRIDES', 'DETECTION_RECIPES', 'SHAPES', 'MEASURES', 'Backbone', 'lo
            'train_detector', 'load_detector', 'show_detections']
 
 # %% ../nbs/20_detection.ipynb #38ba1a43
-import hashlib, json, math, operator, os, shutil, time
+import hashlib
+import json
+import math
+import operator
+import os
+import shutil
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -41,13 +47,26 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP
 from torchvision.transforms import v2
 from torchvision.utils import draw_bounding_boxes, make_grid
 
-from .core import (Amount, Count, InputError, Share, Whole, cache_dir, check_value, config, derive_seed,
-                              generator, one_of, project_dir, seeded)
+from greedynasv2.core import (
+    Amount,
+    Count,
+    InputError,
+    Share,
+    Whole,
+    cache_dir,
+    check_value,
+    config,
+    derive_seed,
+    generator,
+    one_of,
+    project_dir,
+    seeded,
+)
 from .data import read_image
+from .loop import Loop, LoopConfig, StepRecord, ended_run, run_parameters
 from .runs import Run, load_optimizer_tensors, optimizer_tensors, pack, unpack
 from .spaces import GREEDYNAS_B, SPACES, Arch, SearchSpace, get_space, read_arch
 from .supernet import build_network, fingerprint, load_network
-from .loop import Loop, LoopConfig, StepRecord, ended_run, run_parameters
 
 # %% ../nbs/20_detection.ipynb #6a5abd6d
 class Backbone(NamedTuple):
@@ -66,7 +85,8 @@ def load_backbone(
 ) -> Backbone:
     "The network in a file or folder: trained where the folder holds weights, else with fresh ones."
     path = Path(network).expanduser()
-    if not path.exists(): raise InputError(f'There is no {path}; give an arch.json or a folder of save_network.')
+    if not path.exists():
+        raise InputError(f'There is no {path}; give an arch.json or a folder of save_network.')
     if (path/'weights.safetensors').exists():
         net = load_network(path)
         return Backbone(read_arch(path/'arch.json'), net, fingerprint(net), str(path))
@@ -100,14 +120,17 @@ def newest_network(
     "The newest `arch.json` under `root` that can carry a detector."
     root = project_dir()/'runs' if root is None else Path(root)
     for file in sorted(root.glob('**/arch.json'), key=lambda f: f.stat().st_mtime, reverse=True):
-        try: check_strides(read_arch(file).space)
-        except InputError: continue
+        try:
+            check_strides(read_arch(file).space)
+        except InputError:
+            continue
         return file.parent if (file.parent/'weights.safetensors').exists() else file
 
 # %% ../nbs/20_detection.ipynb #168e4e7d
 def find_network(network:str='', seed:int=0, root=None) -> Backbone:
     "The network that was given; without one the newest that was found; without that GreedyNAS-B, narrow."
-    if network or (network := newest_network(root)): found = load_backbone(network, seed)
+    if network or (network := newest_network(root)):
+        found = load_backbone(network, seed)
     else:
         space = get_space('mbse', width=.25)
         found = fresh_backbone(Arch(space, space.encode(GREEDYNAS_B), {}), seed, 'GreedyNAS-B in mbse, width 0.25')
@@ -122,7 +145,8 @@ def freeze_norms(module:nn.Module) -> nn.Module:
             frozen = FrozenBatchNorm2d(m.num_features, m.eps)
             frozen.load_state_dict(m.state_dict())
             setattr(module, name, frozen)
-        else: freeze_norms(m)
+        else:
+            freeze_norms(m)
     return module
 
 # %% ../nbs/20_detection.ipynb #27c0a963
@@ -196,7 +220,8 @@ def choose_detection(recipe:str='', data:str='shapes', **others) -> str:
 def detection_config(recipe:str='', **given) -> DetectionConfig:
     "A config from a named recipe and what is `given` beside it; drops follow the epochs, anchors the image size."
     base = DetectionConfig(**DETECTION_RECIPES[choose_detection(recipe, **given)])
-    if given.get('detector') == 'retinanet': base = base.replace(lr=base.lr / 2)
+    if given.get('detector') == 'retinanet':
+        base = base.replace(lr=base.lr / 2)
     scale = check_value('image_size', given.get('image_size', base.image_size), Count) / base.image_size
     sizes = {k: max(1, round(scale * getattr(base, k))) for k in ('image_size', 'max_size', 'anchor_size')}
     whole = base.replace(**{**sizes, **given})
@@ -211,7 +236,8 @@ def make_pyramid(backbone:Backbone, cfg:ModelConfig) -> BackboneWithFPN:
         raise InputError('freeze_bn is True, but the weights are fresh: their batch norms know nothing that could be '
                          'kept. Give a folder of save_network as network, or leave freeze_bn out.')
     row, names, channels = feature_blocks(backbone)
-    if trained and cfg.freeze_bn is not False: freeze_norms(row)
+    if trained and cfg.freeze_bn is not False:
+        freeze_norms(row)
     skip, c = (1 if cfg.detector == 'retinanet' else 0), cfg.fpn_channels
     extra = LastLevelP6P7(channels[-1], c) if skip else LastLevelMaxPool()
     levels = {names[stride]: str(i) for i, stride in enumerate(STRIDES[skip:])}
@@ -288,14 +314,16 @@ def take(self:CocoSet, index:list[int]) -> CocoSet:
 # %% ../nbs/20_detection.ipynb #48612727
 def _read_json(file:Path) -> dict:
     "An annotation file with its three lists."
-    try: found = json.loads(file.read_bytes())
+    try:
+        found = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as e:
         raise InputError(f'{file} cannot be read as COCO annotations ({e}).') from None
     for key in ('images', 'categories', 'annotations'):
         rows = found.get(key) if isinstance(found, dict) else None
         if not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
             raise InputError(f'{file} is no file of COCO annotations: it has no list of {key}.')
-        if not rows and key != 'annotations': raise InputError(f'{file} lists no {key}.')
+        if not rows and key != 'annotations':
+            raise InputError(f'{file} lists no {key}.')
     return found
 
 # %% ../nbs/20_detection.ipynb #e3b3ac0a
@@ -304,11 +332,13 @@ def _by_id(file:Path, what:str, rows:list, **needs) -> dict:
     needs = dict(id=int, **needs)
     for r in rows:
         for k, kind in needs.items():
-            if isinstance(r.get(k), kind) and (kind is str or k == 'id' or r[k] > 0): continue
+            if isinstance(r.get(k), kind) and (kind is str or k == 'id' or r[k] > 0):
+                continue
             form = 'text' if kind is str else 'a whole number'
             raise InputError(f'{file}: the {what} {str(r)[:80]} needs {k}, {form}.')
     found = {r['id']: r for r in rows}
-    if len(found) < len(rows): raise InputError(f'{file} lists {len(rows)} {what} entries under {len(found)} ids.')
+    if len(found) < len(rows):
+        raise InputError(f'{file} lists {len(rows)} {what} entries under {len(found)} ids.')
     return dict(sorted(found.items()))
 
 # %% ../nbs/20_detection.ipynb #15be7e13
@@ -318,13 +348,16 @@ def _box(file:Path, row:dict, images:dict, categories:dict) -> dict|None:
         if not isinstance(row.get(key), int) or row[key] not in known:
             raise InputError(f'{file}: the annotation {str(row)[:80]} has {key} {row.get(key)!r}, which the file does '
                              'not list.')
-    try: x, y, w, h = box = [float(v) for v in row['bbox']]
-    except (KeyError, TypeError, ValueError): box = [math.nan]
+    try:
+        x, y, w, h = box = [float(v) for v in row['bbox']]
+    except (KeyError, TypeError, ValueError):
+        box = [math.nan]
     if not all(map(math.isfinite, box)):
         raise InputError(f'{file}: the annotation {str(row)[:80]} needs bbox: x, y, width and height in pixels.')
     image, area = images[row['image_id']], row.get('area')
     inside = min(x + w, image['width']) - max(x, 0), min(y + h, image['height']) - max(y, 0)
-    if min(w, h, *inside) < 1: return None
+    if min(w, h, *inside) < 1:
+        return None
     kept = {k: row[k] for k in ('image_id', 'category_id')}
     return dict(**kept, bbox=box, iscrowd=int(bool(row.get('iscrowd'))),
                 area=area if isinstance(area, (int, float)) and area > 0 else w * h)
@@ -334,10 +367,12 @@ def _image_files(file:Path, places:list, images:list) -> list[Path]:
     "The file of every image, or a sentence about those that are not there."
     names = [Path(i['file_name']) for i in images]
     strange = next((n for n in names if n.is_absolute() or '..' in n.parts), None)
-    if strange: raise InputError(f'{file} names the image {strange}, which is outside of its folder.')
+    if strange:
+        raise InputError(f'{file} names the image {strange}, which is outside of its folder.')
     folder = next((p for p in places if (p/names[0]).is_file()), next((p for p in places if p.is_dir()), places[0]))
     missing = [n for n in names if not (folder/n).is_file()]
-    if not missing: return [folder/n for n in names]
+    if not missing:
+        return [folder/n for n in names]
     raise InputError(f'{file} names {len(names)} images; {len(missing)} of them are not in {folder}, first '
                      f'{missing[0]}.')
 
@@ -355,7 +390,8 @@ def read_coco(
     rows = [dict(id=i, **b) for i, b in enumerate((b for b in boxes if b), 1)]     # pycocotools takes id 0 for no match
     learned = {b['image_id'] for b in rows if not b['iscrowd']}
     kept = [image for i, image in images.items() if empty or i in learned]
-    if not learned: raise InputError(f'{file} has no box to learn from or to be measured by.')
+    if not learned:
+        raise InputError(f'{file} has no box to learn from or to be measured by.')
     files, ids = _image_files(file, places or [file.parent], kept), {i['id'] for i in kept}
     rows_kept, names = [r for r in rows if r['image_id'] in ids], list(categories.values())
     truth = dict(images=kept, annotations=rows_kept, categories=names)
@@ -367,7 +403,8 @@ def find_annotations(folder:Path, split:str) -> tuple[Path, list]:
     files = [folder/f'{split}.json', folder/f'annotations/{split}.json',
              *sorted(folder.glob(f'annotations/instances_{split}*.json'), reverse=True)]
     file = next((f for f in files if f.is_file()), None)
-    if file is None: raise InputError(f'{folder} has neither {split}.json nor annotations/instances_{split}*.json.')
+    if file is None:
+        raise InputError(f'{folder} has neither {split}.json nor annotations/instances_{split}*.json.')
     name = file.stem.removeprefix('instances_')
     return file, [folder/name, folder/split, folder/'images'/name, folder/'images', folder]
 
@@ -380,7 +417,8 @@ def load_coco(folder) -> tuple[CocoSet, CocoSet]:
                          "COCO's own with annotations/instances_train2017.json and train2017/.")
     train, valid = (read_coco(*find_annotations(folder, split), empty=split == 'val') for split in ('train', 'val'))
     ours, theirs = ({c['id']: c['name'] for c in s.truth['categories']} for s in (train, valid))
-    if ours == theirs: return train, valid
+    if ours == theirs:
+        return train, valid
     differ = sorted(ours.items() ^ theirs.items())[:6]
     raise InputError(f'The categories of {train.name} and {valid.name} differ: {differ}.')
 
@@ -408,7 +446,8 @@ def draw_image(size:int, rng:np.random.Generator, most:int=4) -> tuple[Image.Ima
         kind = int(rng.integers(len(SHAPES)))
         corners = _corners(size, list(SHAPES)[kind], rng)
         (x1, y1), (x2, y2) = corners.min(0), corners.max(0)
-        if any(x1 < x + w and x < x2 and y1 < y + h and y < y2 for _, x, y, w, h in boxes): continue
+        if any(x1 < x + w and x < x2 and y1 < y + h and y < y2 for _, x, y, w, h in boxes):
+            continue
         mask = Image.new('L', (4 * size, 4 * size))
         ImageDraw.Draw(mask).polygon([tuple(p) for p in (4 * corners).tolist()], fill=255)
         other = (colour + rng.uniform(70, 186, 3)) % 256              # any that can be told from the ground
@@ -434,12 +473,16 @@ def _draw_split(folder:Path, split:str, size:int, n:int, seed:int):
 def draw_shapes(folder, size:int=128, n_train:int=1000, n_valid:int=100, seed:int=0) -> Path:
     "A folder of drawn shapes in COCO format; one that is there already is left as it is."
     folder = Path(folder)
-    if (folder/'val.json').exists(): return folder
+    if (folder/'val.json').exists():
+        return folder
     half = folder.with_name(f'.{folder.name}.{os.getpid()}')
     shutil.rmtree(half, ignore_errors=True)
-    for split, n in (('train', n_train), ('val', n_valid)): _draw_split(half, split, size, n, seed)
-    try: half.rename(folder)
-    except OSError: shutil.rmtree(half)                # another process was quicker
+    for split, n in (('train', n_train), ('val', n_valid)):
+        _draw_split(half, split, size, n, seed)
+    try:
+        half.rename(folder)
+    except OSError:
+        shutil.rmtree(half)                # another process was quicker
     return folder
 
 # %% ../nbs/20_detection.ipynb #cf573f57
@@ -450,7 +493,8 @@ class BoxView(Dataset):
         number = {c['id']: n for n, c in enumerate(data.truth['categories'], 1)}
         self.rows = {image['id']: [] for image in data.truth['images']}
         for a in data.truth['annotations']:
-            if not a['iscrowd']: self.rows[a['image_id']].append((*a['bbox'], number[a['category_id']]))
+            if not a['iscrowd']:
+                self.rows[a['image_id']].append((*a['bbox'], number[a['category_id']]))
 
     def __len__(self): return len(self.data)
     def __getitem__(self, i):
@@ -462,7 +506,8 @@ class BoxView(Dataset):
         size = image.size[::-1]
         boxes = torch.stack([x.clamp(0), y.clamp(0), (x + w).clamp(max=size[1]), (y + h).clamp(max=size[0])], 1)
         boxes = tv_tensors.BoundingBoxes(boxes, format='XYXY', canvas_size=size)
-        with seeded(self.seed, 'flip', self.epoch, int(i)): image, boxes = self.flip(tv_tensors.Image(image), boxes)
+        with seeded(self.seed, 'flip', self.epoch, int(i)):
+            image, boxes = self.flip(tv_tensors.Image(image), boxes)
         return image.as_subclass(Tensor), dict(boxes=boxes.as_subclass(Tensor), labels=labels.long())
 
 # %% ../nbs/20_detection.ipynb #b344068d
@@ -502,7 +547,9 @@ def coco_scores(truth:dict, found:list) -> dict:
             side.dataset = {**truth, 'annotations': [dict(row) for row in rows]}
             side.createIndex()
         measure = COCOeval(*sides, 'bbox')
-        measure.evaluate(); measure.accumulate(); measure.summarize()
+        measure.evaluate()
+        measure.accumulate()
+        measure.summarize()
     return {k: None if v < 0 else float(v) for k, v in zip(MEASURES, measure.stats)}
 
 # %% ../nbs/20_detection.ipynb #80ecab40
@@ -523,7 +570,8 @@ def as_coco(found:list[dict], truth:dict) -> list[dict]:
     rows, ids = [], [c['id'] for c in truth['categories']]
     for image, boxes in zip(truth['images'], found):
         for (x1, y1, x2, y2), label, score in zip(*(boxes[k].tolist() for k in ('boxes', 'labels', 'scores'))):
-            if not label: continue                     # the background, which RetinaNet has a score for, too
+            if not label:
+                continue                     # the background, which RetinaNet has a score for, too
             rows.append(dict(id=len(rows) + 1, image_id=image['id'], category_id=ids[label - 1], score=score, iscrowd=0,
                              bbox=[x1, y1, x2 - x1, y2 - y1], area=(x2 - x1) * (y2 - y1)))
     return rows
@@ -543,9 +591,11 @@ def load_detection(cfg:DetectionConfig) -> DetectionTask:
     _pycocotools()
     backbone, folder = find_network(cfg.network, cfg.seed), cfg.data
     numbers = cfg.image_size, cfg.n_train, cfg.n_valid, cfg.seed
-    if cfg.data == 'shapes': folder = draw_shapes(cache_dir()/'-'.join(map(str, ('shapes', *numbers))), *numbers)
+    if cfg.data == 'shapes':
+        folder = draw_shapes(cache_dir()/'-'.join(map(str, ('shapes', *numbers))), *numbers)
     task = DetectionTask(backbone, *load_coco(folder))
-    if len(task.train) >= cfg.batch_size: return task
+    if len(task.train) >= cfg.batch_size:
+        return task
     raise InputError(f'batch_size is {cfg.batch_size}; {task.train.name} has {len(task.train)} images with boxes.')
 
 # %% ../nbs/20_detection.ipynb #3a618daf
@@ -558,7 +608,8 @@ def detection_parameters(cfg:DetectionConfig, backbone:Backbone) -> dict:
 # %% ../nbs/20_detection.ipynb #60973740
 def detection_folder(cfg:DetectionConfig, backbone:Backbone) -> Path:
     "The folder of a run: as given, or runs/<space>-<detector>-<network>-<seed> of the project."
-    if cfg.run_dir: return Path(cfg.run_dir).expanduser()
+    if cfg.run_dir:
+        return Path(cfg.run_dir).expanduser()
     network = hashlib.blake2b(repr((backbone.arch.space.to_json(), backbone.arch.path.tolist(), backbone.weights)).encode(), digest_size=3).hexdigest()
     return project_dir()/'runs'/f'{backbone.arch.space.name}-{cfg.detector}-{network}-{cfg.seed}'
 
@@ -619,15 +670,18 @@ def train_step(self:DetectionTrainer, images:list, targets:list):
     size = cfg.chunk or n
     for i in range(0, n, size):
         part = slice(i, i + size)
-        with seeded(cfg.seed, 'sampled boxes', self.step, i): losses = self.net(images[part], targets[part])
+        with seeded(cfg.seed, 'sampled boxes', self.step, i):
+            losses = self.net(images[part], targets[part])
         share = len(images[part]) / n
         (sum(losses.values()) * share).backward()
-        for k, v in losses.items(): parts[k.removeprefix('loss_')] += v.detach() * share
+        for k, v in losses.items():
+            parts[k.removeprefix('loss_')] += v.detach() * share
     learned, loss = self.optimizer.param_groups[0]['params'], sum(parts.values())
     norm = nn.utils.get_total_norm([p.grad for p in learned if p.grad is not None]) + 0 * loss      # no number if one of them is none
     self.optimizer.param_groups[0]['lr'] = stepped_lr(cfg, self.step, self.steps_per_epoch)
     if norm.isfinite():
-        if cfg.clip: nn.utils.clip_grads_with_norm_(learned, cfg.clip, norm)
+        if cfg.clip:
+            nn.utils.clip_grads_with_norm_(learned, cfg.clip, norm)
         self.optimizer.step()
     self.optimizer.zero_grad()
     self.step += 1

@@ -7,7 +7,10 @@ __all__ = ['ASKED', 'LoopConfig', 'run_parameters', 'NullRun', 'StepRecord', 'Lo
            'cosine_lr']
 
 # %% ../nbs/16_loop.ipynb #28725969
-import json, math, threading, time
+import json
+import math
+import threading
+import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -83,8 +86,10 @@ class Loop:
         self.clock = time.perf_counter()      # when they began
         self.saved_at = time.monotonic()
         self.save_took = 0.                   # seconds of the last checkpoint
-        if self.device.type == 'cpu': keep_memory()
-        try: self._start(on_rank0(self._open))
+        if self.device.type == 'cpu':
+            keep_memory()
+        try:
+            self._start(on_rank0(self._open))
         except BaseException:
             self.run.close()
             raise
@@ -98,15 +103,18 @@ class Loop:
 def _open(self:Loop):                  # A checkpoint or None
     "Open the run folder; the checkpoint to go on from, if there is one."
     self.run = self.open_run()
-    if self.run.resumed: return self.run.resume(workers=world.size, restarts=world.restarts)
+    if self.run.resumed:
+        return self.run.resume(workers=world.size, restarts=world.restarts)
 
 @patch
 def _start(self:Loop, checkpoint):
     "Build everything, and be where the checkpoint was."
     self.build(checkpoint)
     self.restored = checkpoint is not None
-    if self.restored: self._restore(*checkpoint)
-    else: self.start_fresh()
+    if self.restored:
+        self._restore(*checkpoint)
+    else:
+        self.start_fresh()
 
 @patch
 def log(self:Loop, kind:str, **facts):
@@ -143,33 +151,40 @@ def save(self:Loop):
 def _restore(self:Loop, step:int, tensors:dict, meta:dict):
     "Be where the checkpoint was."
     self.step = step
-    for name in self.kept: setattr(self, name, meta[name])
-    if self.stop_reason == ASKED: self.stop_reason = ''              # starting it again means to go on
+    for name in self.kept:
+        setattr(self, name, meta[name])
+    if self.stop_reason == ASKED:
+        self.stop_reason = ''              # starting it again means to go on
     self.load_state(tensors, meta)
     self.obey(self.asked)
 
 @patch
 def save_is_due(self:Loop) -> bool:
     "Is it time for a checkpoint? Writing them takes no more than a twentieth of the time."
-    if self.bad: return False
+    if self.bad:
+        return False
     pause = self.cfg.save_every
-    if pause > 0: pause = max(pause, 20 * self.save_took)
+    if pause > 0:
+        pause = max(pause, 20 * self.save_took)
     return time.monotonic() - self.saved_at > pause
 
 # %% ../nbs/16_loop.ipynb #23676e8d
 @patch
 def log_steps(self:Loop):
     "Log the steps since the last time."
-    if not self.pending: return
+    if not self.pending:
+        return
     loss = torch.stack([record.loss for record in self.pending]).float().tolist()          # waits for the device
     norm = torch.stack([record.norm for record in self.pending]).float().tolist()
     seconds = time.perf_counter() - self.clock
     good = [l for l, n in zip(loss, norm) if math.isfinite(n) and math.isfinite(l)]
-    for n in norm: self.bad = 0 if math.isfinite(n) else self.bad + 1
+    for n in norm:
+        self.bad = 0 if math.isfinite(n) else self.bad + 1
     self.log('step', epoch=(self.step - 1) // self.steps_per_epoch, loss=sum(good) / len(good) if good else None,
              lr=self.optimizer.param_groups[0]['lr'], grad_norm=norm[-1], **self.step_facts(), seconds=seconds,
              images_per_s=len(loss) * self.cfg.batch_size / seconds)
-    if len(good) < len(loss): self._report_skipped(len(loss) - len(good), len(loss))
+    if len(good) < len(loss):
+        self._report_skipped(len(loss) - len(good), len(loss))
     self.pending = []
     self.clock = time.perf_counter()
 
@@ -178,7 +193,8 @@ def _report_skipped(self:Loop, n_skipped:int, n:int):
     "Log skipped steps, mend what they left behind, and stop after too many."
     for m in self.net.modules():                       # a running mean that is not finite stays so
         is_norm = isinstance(m, nn.modules.batchnorm._BatchNorm)
-        if is_norm and not all(b.isfinite().all() for b in m.buffers()): m.reset_running_stats()
+        if is_norm and not all(b.isfinite().all() for b in m.buffers()):
+            m.reset_running_stats()
     self.log('warning', message=f'{n_skipped} of {n} steps were skipped: their loss or gradient was not finite.')
     if self.bad >= self.cfg.max_bad:
         self.stop_reason = (f'{self.bad} consecutive losses were not finite, the last at step {self.step}. Lower lr '
@@ -200,17 +216,21 @@ def report_epoch(self:Loop, epoch:int, *facts:str):
 def listen(self:Loop):
     "Read control.json, and do what it asks for."
     asked = self.run.read_control()
-    if asked is None or asked.to_dict() == self.asked: return
-    try: self.check_control(asked)
+    if asked is None or asked.to_dict() == self.asked:
+        return
+    try:
+        self.check_control(asked)
     except InputError as e:
         message = f'control.json is ignored: {e}'
-        if message != self.ignored: self.log('warning', message=message)
+        if message != self.ignored:
+            self.log('warning', message=message)
         self.ignored = message
         return
     self.asked = {**asked.to_dict(), 'stop': False}
     self.obey(self.asked)
     self.log('control', **asked.to_dict())
-    if asked.stop: self.stop_reason = ASKED
+    if asked.stop:
+        self.stop_reason = ASKED
 
 # %% ../nbs/16_loop.ipynb #3c5dfa7e
 @contextmanager
@@ -218,10 +238,12 @@ def beating(run:Run, every:float=5.):
     "Within: a heartbeat every few seconds."
     done = threading.Event()
     def beat():
-        while not done.wait(every): run.beat(every / 2)
+        while not done.wait(every):
+            run.beat(every / 2)
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
-    try: yield
+    try:
+        yield
     finally:
         done.set()
         thread.join()
@@ -230,11 +252,13 @@ def beating(run:Run, every:float=5.):
 @patch
 def _after_step(self:Loop, epoch:int) -> str:
     "Log, save and listen, as far as it is time for it; why to stop, if there is a reason."
-    if self.step % self.cfg.log_every == 0: self.log_steps()
+    if self.step % self.cfg.log_every == 0:
+        self.log_steps()
     if self.step == (epoch + 1) * self.steps_per_epoch:
         self.log_steps()
         self.end_epoch(epoch)
-    if not self.pending and self.save_is_due(): self.save()
+    if not self.pending and self.save_is_due():
+        self.save()
     self.listen()
     return self.stop_reason
 
@@ -244,9 +268,11 @@ def train_epoch(self:Loop, epoch:int):
     for batch in self.batches(epoch, self.step - epoch * self.steps_per_epoch):
         self.train_step(*batch)
         logged = self.step % self.cfg.log_every == 0 or self.step % self.steps_per_epoch == 0
-        if world.size > 1 and not logged: continue
+        if world.size > 1 and not logged:
+            continue
         self.stop_reason = on_rank0(lambda: self._after_step(epoch))
-        if self.stop_reason: return
+        if self.stop_reason:
+            return
 
 # %% ../nbs/16_loop.ipynb #d956a0a4
 @patch
@@ -255,7 +281,8 @@ def train(self:Loop) -> Run|None:      # None on ranks other than 0
     self.began = time.monotonic()
     self.began_at = self.step
     with self.run as run, beating(run):
-        if world.restarts: self.report(f'A worker was lost. All {world.size} were started again, from step {self.step}.')
+        if world.restarts:
+            self.report(f'A worker was lost. All {world.size} were started again, from step {self.step}.')
         if not self.restored:
             self.log('start', n_steps=self.n_steps, steps_per_epoch=self.steps_per_epoch, data=repr(self.data), workers=world.size)
         while self.step < self.n_steps and not self.stop_reason:
@@ -264,7 +291,8 @@ def train(self:Loop) -> Run|None:      # None on ranks other than 0
                 self.stop_reason = ASKED
                 break
             self.begin_epoch(epoch)
-            if not self.stop_reason: self.train_epoch(epoch)
+            if not self.stop_reason:
+                self.train_epoch(epoch)
         on_rank0(self._conclude)
     return Run.open(self.run.folder) if world.is_rank0 else None
 
@@ -273,7 +301,8 @@ def train(self:Loop) -> Run|None:      # None on ranks other than 0
 def _conclude(self:Loop):
     "Last events, last checkpoint, results."
     self.log_steps()
-    if self.bad >= self.cfg.max_bad: raise InputError(f'Training stopped: {self.stop_reason}.')
+    if self.bad >= self.cfg.max_bad:
+        raise InputError(f'Training stopped: {self.stop_reason}.')
     self.save()
     done = self.step >= self.n_steps or self.stop_reason != ASKED
     results = dict(steps=self.step, loss=float(self.run.events('step').loss.tail(5).mean()), **self.results())
@@ -288,12 +317,17 @@ def ended_run(
     absent:dict|None=None,      # What versions without a parameter did, see `Run.create`
 ) -> Run|None:
     "The run of these parameters in `folder`, if it has ended."
-    if not (folder/'config.json').exists(): return None
+    if not (folder/'config.json').exists():
+        return None
     run = Run.open(folder)
-    if run.status != 'ended': return None
-    if {**(absent or {}), **run.config} != json.loads(json.dumps(parameters)): return None
-    if space is not None and run.about['space'] != json.loads(space.to_json()): return None
-    if report: report(f'The run in {folder} has ended already; this is what it found. For a new one choose another run_dir or seed.')
+    if run.status != 'ended':
+        return None
+    if {**(absent or {}), **run.config} != json.loads(json.dumps(parameters)):
+        return None
+    if space is not None and run.about['space'] != json.loads(space.to_json()):
+        return None
+    if report:
+        report(f'The run in {folder} has ended already; this is what it found. For a new one choose another run_dir or seed.')
     return run
 
 def run_in_workers(
@@ -306,10 +340,12 @@ def run_in_workers(
     reopen:Callable,            # -> Run: opens it to write
 ) -> Run:
     "Let several processes train, and wait for them."
-    try: launch(target, arguments, cfg, device, report)
+    try:
+        launch(target, arguments, cfg, device, report)
     except KeyboardInterrupt:                                  # the workers are gone, and could not say why
         with suppress(InputError):                             # nothing there, or another run
-            if cfg.node_rank == 0 and Run.open(folder).status == 'dead': reopen().finish('stop', reason='interrupted')
+            if cfg.node_rank == 0 and Run.open(folder).status == 'dead':
+                reopen().finish('stop', reason='interrupted')
         raise
     return Run.open(folder)
 

@@ -8,7 +8,9 @@ __all__ = ['SEARCHERS', 'Gate', 'cheapest', 'check_limit', 'reduce_flops', 'Path
            'regularised_evolution', 'run_evaluator', 'SearchConfig', 'Counted', 'search_worker', 'search_run']
 
 # %% ../nbs/18_nsga2.ipynb #d78cd6bb
-import json, math, os
+import json
+import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -19,8 +21,24 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 
-from .core import (Amount, Bounds, Count, InputError, Registry, Scores, Share, Whole, check_value, config, generator,
-                              get_device, keep_memory, one_of, progress, write_atomic)
+from greedynasv2.core import (
+    Amount,
+    Bounds,
+    Count,
+    InputError,
+    Registry,
+    Scores,
+    Share,
+    Whole,
+    check_value,
+    config,
+    generator,
+    get_device,
+    keep_memory,
+    one_of,
+    progress,
+    write_atomic,
+)
 from .runs import Run
 from .spaces import SearchSpace, write_arch
 from .supernet import SupernetEvaluator, fingerprint
@@ -51,7 +69,8 @@ class Gate(DuplicateElimination):
         path_filter:Filter|None=None,        # Discards what it calls weak; None = nothing is discarded
     ):
         super().__init__()
-        if max_flops is None: max_flops = space.max_flops or math.inf
+        if max_flops is None:
+            max_flops = space.max_flops or math.inf
         self.limit = max_flops if max_flops == math.inf else check_value('max_flops', max_flops, Amount)
         self.space, self.filt, self.seen = space, path_filter, set()
         self.max_draws = 20_000                           # the most paths that are drawn before the filter is set aside
@@ -87,10 +106,13 @@ def admits(
     new = cheap.clone()
     new[cheap] = torch.tensor([k not in known and not known.add(k) for k in self.keys(paths[cheap])], dtype=torch.bool)
     ok = new.clone()                                                    # new also among themselves
-    if self.filt is not None and new.any(): ok[new] = ~self.filt.is_weak(paths[new])
+    if self.filt is not None and new.any():
+        ok[new] = ~self.filt.is_weak(paths[new])
     left = [len(paths), *(int(mask.sum()) for mask in (alive, cheap, new, ok))]
-    for name, before, after in zip(('dropped', 'costly', 'known', 'weak'), left, left[1:]): self.counts[name] += before - after
-    self.counts['made'] += len(paths); self.counts['passed'] += left[-1]
+    for name, before, after in zip(('dropped', 'costly', 'known', 'weak'), left, left[1:]):
+        self.counts[name] += before - after
+    self.counts['made'] += len(paths)
+    self.counts['passed'] += left[-1]
     return ok
 
 # %% ../nbs/18_nsga2.ipynb #7fa58609
@@ -99,7 +121,8 @@ def _paths(pop) -> Tensor: return torch.as_tensor(np.array(pop.get('X'), dtype=n
 @patch
 def do(self:Gate, pop, *others, return_indices=False, to_itself=True):
     "Those of `pop` that may be evaluated: pymoo's way to ask."
-    if len(pop) == 0: return pop
+    if len(pop) == 0:
+        return pop
     known = [k for other in others if len(other) for k in self.keys(_paths(other))]
     return pop[self.admits(_paths(pop), known).numpy()]
 
@@ -133,10 +156,12 @@ def draw(
     found, left, batch, known, costly = [], self.max_draws, max(64, n), set(known), False
     while left > 0 and sum(map(len, found)) < n:
         paths = self.space.sample(min(batch, left), generator)
-        if costly: paths = reduce_flops(self.space, paths, self.limit, generator)
+        if costly:
+            paths = reduce_flops(self.space, paths, self.limit, generator)
         found.append(paths[self.admits(paths, known)])
         known.update(self.keys(found[-1]))
-        if batch == 5000 and not len(found[-1]): break                 # there are hardly any
+        if batch == 5000 and not len(found[-1]):
+            break                 # there are hardly any
         costly |= bool((self.flops(paths) <= self.limit).float().mean() < .05)
         left, batch = left - len(paths), min(2*batch, 5000)
     found = torch.cat(found)[:n] if found else self.space.sample(0)
@@ -147,10 +172,13 @@ def draw(
 def _least_weak(self:Gate, found, n, generator, known):
     "Fill `found` up with the least weak of paths within the limit."
     paths = self.space.sample(5000, generator)
-    if math.isfinite(self.limit): paths = reduce_flops(self.space, paths, self.limit, generator)
+    if math.isfinite(self.limit):
+        paths = reduce_flops(self.space, paths, self.limit, generator)
     filt, self.filt, self.max_draws = self.filt, None, 1000             # the next time it is known to be in vain
-    try: paths = paths[self.admits(paths, known)]
-    finally: self.filt = filt
+    try:
+        paths = paths[self.admits(paths, known)]
+    finally:
+        self.filt = filt
     paths = paths[filt.weakness(paths).argsort(stable=True)][:n - len(found)]
     notes = 'The filter keeps too few new paths; some that it calls weak, the least weak of many, were taken as well.'
     return torch.cat([found, paths]), notes if len(paths) else ''
@@ -160,7 +188,9 @@ def _torch_generator(random_state): return torch.Generator().manual_seed(int(ran
 
 class PathSampling(Sampling):
     "The first population."
-    def __init__(self, gate:Gate, say:Callable): super().__init__(); self.gate, self.say = gate, say
+    def __init__(self, gate:Gate, say:Callable):
+        super().__init__()
+        self.gate, self.say = gate, say
     def _do(self, problem, n_samples, *args, random_state=None, **kwargs):
         paths, notes = self.gate.draw(n_samples, _torch_generator(random_state))
         self.say(notes)
@@ -205,7 +235,8 @@ class PathMating(Mating):
 
     def do(self, problem, pop, n_offsprings, random_state=None, **kwargs):
         off = super().do(problem, pop, n_offsprings, random_state=random_state, **kwargs)
-        if len(off) == n_offsprings: return off
+        if len(off) == n_offsprings:
+            return off
         known = self.gate.keys(_paths(off)) if len(off) else ()
         paths, notes = self.gate.draw(n_offsprings - len(off), _torch_generator(random_state), known)
         self.say(notes)
@@ -214,8 +245,10 @@ class PathMating(Mating):
 # %% ../nbs/18_nsga2.ipynb #2838394b
 def checked(scores, n:int) -> Scores:
     "Scores of `n` paths as an evaluator gave them; what is no number counts as the worst."
-    try: loss, acc = (torch.as_tensor(s, dtype=torch.float).cpu() for s in scores)
-    except (TypeError, ValueError): loss = acc = torch.empty(0, 0)
+    try:
+        loss, acc = (torch.as_tensor(s, dtype=torch.float).cpu() for s in scores)
+    except (TypeError, ValueError):
+        loss = acc = torch.empty(0, 0)
     if not loss.shape == acc.shape == (n,):
         raise InputError(f'An evaluator returns Scores, loss and acc of {n} paths, a number each; given: {scores!r:.80}.')
     return Scores(loss.nan_to_num(torch.inf, torch.inf), acc.nan_to_num(0., 0., 0.))
@@ -240,8 +273,10 @@ class CachedEvaluator:
 
 def _row(line:str) -> dict|None:
     "What a line says, None if it is damaged."
-    try: row = json.loads(line)
-    except ValueError: return None
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
     return row if isinstance(row, dict) else None
 
 # %% ../nbs/18_nsga2.ipynb #b980c119
@@ -257,7 +292,8 @@ def __call__(self:CachedEvaluator, paths:Tensor) -> Scores:
         self.known.update({name: (loss, acc) for name, loss, acc in rows})
         with open(self.file, 'a') as f:
             f.writelines(json.dumps(dict(path=n, loss=l if math.isfinite(l) else None, acc=a)) + '\n' for n, l, a in rows)
-            f.flush(); os.fsync(f.fileno())
+            f.flush()
+            os.fsync(f.fileno())
     return Scores(*torch.tensor([self.known[n] for n in names]).reshape(-1, 2).unbind(1))
 
 # %% ../nbs/18_nsga2.ipynb #24267d7c
@@ -350,24 +386,31 @@ def search(
     gate, algorithm = _begin(space, n_evals, max_flops, path_filter, pop_size, seed, offspring, initial, say)
     rows = []
     with progress(None, 'search', show_progress, total=n_evals) as bar:
-        for part in _generations(algorithm, evaluate, gate, n_evals): rows.append(part); bar.update(len(part))
+        for part in _generations(algorithm, evaluate, gate, n_evals):
+            rows.append(part)
+            bar.update(len(part))
     history = pd.concat(rows, ignore_index=True)
-    if len(history) < n_evals: say(f'All networks that may be evaluated are known: {len(history)}, and {n_evals} were asked for.')
+    if len(history) < n_evals:
+        say(f'All networks that may be evaluated are known: {len(history)}, and {n_evals} were asked for.')
     return SearchResult(gate, evaluate, history, notes)
 
 # %% ../nbs/18_nsga2.ipynb #22dcc8cb
 def _say(notes, sentence, report):
     "Keep a sentence, and report it the first time."
-    if not sentence or sentence in notes: return
+    if not sentence or sentence in notes:
+        return
     notes.append(sentence)
-    if report: report(sentence)
+    if report:
+        report(sentence)
 
 def _usable(path_filter, space, say):
     "The filter, if it is one of this space and passed its validation."
-    if path_filter is None: return None
+    if path_filter is None:
+        return None
     if path_filter.space.n_layers != space.n_layers or path_filter.space.ops != space.ops:
         raise InputError(f'The filter is of {path_filter.space!r}; searched is {space!r}.')
-    if path_filter.usable: return path_filter
+    if path_filter.usable:
+        return path_filter
     say(f'The filter is not used: {path_filter.reason or "it was never trained."}')
 
 def _begin(space, n_evals, max_flops, path_filter, pop_size, seed, offspring, initial, say):
@@ -378,9 +421,11 @@ def _begin(space, n_evals, max_flops, path_filter, pop_size, seed, offspring, in
     if initial is not None:
         initial = torch.atleast_2d(space.check(initial))
         initial = initial[sorted({k: i for i, k in reversed(list(enumerate(gate.keys(initial))))}.values())][:n_evals]     # each network once
-        if not len(initial): raise InputError('initial is empty; leave it out, and the first population is drawn.')
+        if not len(initial):
+            raise InputError('initial is empty; leave it out, and the first population is drawn.')
         bad = int((~space.is_alive(initial) | (gate.flops(initial) > gate.limit)).sum())
-        if bad: raise InputError(f'{bad} of {len(initial)} initial paths use dropped ops or more than {gate.limit:,.0f} multiply-adds.')
+        if bad:
+            raise InputError(f'{bad} of {len(initial)} initial paths use dropped ops or more than {gate.limit:,.0f} multiply-adds.')
     return gate, _algorithm(space, gate, say, min(pop_size, n_evals), offspring or MixOrChange(space), initial, seed)
 
 # %% ../nbs/18_nsga2.ipynb #eaf3c03a
@@ -390,7 +435,8 @@ def _generations(algorithm, evaluate, gate, n_evals):
     while left > 0:
         algorithm.n_offsprings = min(algorithm.pop_size, left)
         pop = algorithm.ask()
-        if pop is None or len(pop) == 0: return
+        if pop is None or len(pop) == 0:
+            return
         yield _evaluated(gate.space, evaluate, gate, pop)
         algorithm.tell(infills=pop)
         left -= len(pop)
@@ -400,7 +446,8 @@ def _evaluated(space, evaluate, gate, pop) -> pd.DataFrame:
     paths = _paths(pop)
     rows = _table(space, paths, evaluate(paths))
     pop.set('F', np.stack([100 - rows.acc, rows.flops], 1).astype(float))
-    for individual in pop: individual.evaluated.update(['F', 'G', 'H'])
+    for individual in pop:
+        individual.evaluated.update(['F', 'G', 'H'])
     gate.seen.update(gate.keys(paths))
     return rows
 
@@ -434,7 +481,8 @@ def regularised_evolution(
     show_progress:bool=False,
 ) -> SearchResult:
     "Aging evolution for accuracy alone; see `search` for the other parameters."
-    for name, value in dict(n_evals=n_evals, pop_size=pop_size, sample_size=sample_size).items(): check_value(name, value, Count)
+    for name, value in dict(n_evals=n_evals, pop_size=pop_size, sample_size=sample_size).items():
+        check_value(name, value, Count)
     notes, rng = [], np.random.default_rng(seed)
     gate = Gate(space, max_flops, _usable(path_filter, space, lambda s: _say(notes, s, report)))
     paths, _ = gate.draw(min(pop_size, n_evals), _torch_generator(rng))
@@ -445,8 +493,10 @@ def regularised_evolution(
         best = alive.iloc[rng.choice(len(alive), min(sample_size, len(alive)), replace=False)].acc.idxmax()
         children = torch.as_tensor(change_one(space, space.encode([rows.path[best]]*50).numpy(), rng))
         child = children[gate.admits(children)][:1]
-        if not len(child): child, _ = gate.draw(1, _torch_generator(rng))
-        if not len(child): break
+        if not len(child):
+            child, _ = gate.draw(1, _torch_generator(rng))
+        if not len(child):
+            break
         gate.seen.update(gate.keys(child))
         rows = pd.concat([rows, _table(space, child, evaluate(child))], ignore_index=True)
     return SearchResult(gate, evaluate, rows, notes)
@@ -460,10 +510,12 @@ def run_evaluator(
 ) -> SupernetEvaluator:
     "Scores of paths in the supernet of a run, as search and reports want them."
     net = run.net
-    if net is None: raise InputError(f'{run.folder} has no checkpoint with a supernet; it is {run.status} ({run.status_text}).')
+    if net is None:
+        raise InputError(f'{run.folder} has no checkpoint with a supernet; it is {run.status} ({run.status_text}).')
     data, _ = load_task(read_config(run))
     device = get_device(device)
-    if device.type == 'cpu': keep_memory()
+    if device.type == 'cpu':
+        keep_memory()
     net.to(device, memory_format=torch.channels_last)
     x, y = data.tensors('valid', n_valid, device)
     return SupernetEvaluator(net, x, y, data.tensors('train', n_calibration, device)[0], amp=device.type == 'cuda')

@@ -9,7 +9,9 @@ __all__ = ['RETRAIN_RECIPES', 'ONNX', 'LOAD', 'OptimConfig', 'RetrainConfig', 'c
            'export_onnx', 'as_markdown', 'model_card', 'export_network']
 
 # %% ../nbs/19_retraining.ipynb #77aaa3b1
-import html, json, re
+import html
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -19,13 +21,24 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .core import (KERNEL_COLOURS, Amount, Count, InputError, Share, Whole, config, one_of, project_dir, seeded,
-                              write_atomic)
+from greedynasv2.core import (
+    KERNEL_COLOURS,
+    Amount,
+    Count,
+    InputError,
+    Share,
+    Whole,
+    config,
+    one_of,
+    project_dir,
+    seeded,
+    write_atomic,
+)
 from .data import Data, load_data
+from .loop import Loop, LoopConfig, StepRecord, ended_run, run_parameters
 from .runs import Run, _fill, checkpoints, load_optimizer_tensors, optimizer_tensors, pack, unpack
 from .spaces import Arch, SearchSpace, read_arch
 from .supernet import build_network, save_network
-from .loop import Loop, LoopConfig, StepRecord, ended_run, run_parameters
 
 # %% ../nbs/19_retraining.ipynb #fb922838
 @config
@@ -64,9 +77,12 @@ class RetrainConfig(LoopConfig, OptimConfig):
     eval_every: Count = 1             # epochs from one test to the next
 
     def check(self):
-        if self.batch_size < 2: raise InputError('batch_size is 1; batch norm needs at least 2 images.')
-        if self.decay_epochs == 0: raise InputError('decay_epochs is 0.0; it must be above 0.')
-        if self.label_smoothing == 1: raise InputError('label_smoothing is 1.0; it must be below 1, or nothing is left to learn.')
+        if self.batch_size < 2:
+            raise InputError('batch_size is 1; batch norm needs at least 2 images.')
+        if self.decay_epochs == 0:
+            raise InputError('decay_epochs is 0.0; it must be above 0.')
+        if self.label_smoothing == 1:
+            raise InputError('label_smoothing is 1.0; it must be below 1, or nothing is left to learn.')
 
 # %% ../nbs/19_retraining.ipynb #bc397fbf
 RETRAIN_RECIPES = dict(
@@ -90,11 +106,13 @@ def find_arch(
     if given:
         path = Path(given).expanduser()
         path = path/'arch.json' if path.is_dir() else path
-        if path.exists(): return path
+        if path.exists():
+            return path
         raise InputError(f'There is no {path}. arch names an arch.json, as the search writes it, or its folder.')
     root = Path(root or project_dir()/'runs')
     found = sorted([*root.glob('*/arch.json'), *root.glob('*/search/arch.json')], key=lambda f: f.stat().st_mtime)
-    if found: return found[-1]
+    if found:
+        return found[-1]
     raise InputError(f'There is no arch.json under {root}. Search first (nbs/search.ipynb), which writes one, or name one: arch.')
 
 # %% ../nbs/19_retraining.ipynb #e5bccc17
@@ -134,14 +152,17 @@ def load_retrain(cfg:RetrainConfig) -> RetrainTask:
     notes, was = [], found.space
     if was.n_classes != data.n_classes:
         notes.append(f'The network was found for {was.n_classes} classes; {data.name} has {data.n_classes}: it gets a new classifier.')
-    if was.image_size != size: notes.append(f'It was found for images of {was.image_size} px, and is trained at {size} px.')
+    if was.image_size != size:
+        notes.append(f'It was found for images of {was.image_size} px, and is trained at {size} px.')
     return RetrainTask(data, fit_arch(found, data.n_classes, size), notes)
 
 # %% ../nbs/19_retraining.ipynb #fa55f843
 def inherited_from(cfg:RetrainConfig, arch:Arch) -> Path|None:
     "The folder of the supernet run that first weights shall come from, None if none shall."
-    if not cfg.inherit: return None
-    if cfg.inherit != 'arch': return Path(cfg.inherit).expanduser()
+    if not cfg.inherit:
+        return None
+    if cfg.inherit != 'arch':
+        return Path(cfg.inherit).expanduser()
     named = arch.facts.get('run')
     if not named or not isinstance(named, str):
         raise InputError(f'{cfg.arch} does not say which run it came from; name the run folder itself: inherit.')
@@ -156,15 +177,19 @@ def first_weights(
     inherit=None,           # Folder of a supernet run; None = random weights
 ) -> nn.Sequential:
     "The network before its first step."
-    with seeded(seed, 'first weights'): model = build_network(arch.space, arch.path, dropout)
-    if inherit is None: return model
+    with seeded(seed, 'first weights'):
+        model = build_network(arch.space, arch.path, dropout)
+    if inherit is None:
+        return model
     net = Run.open(inherit).net
-    if net is None: raise InputError(f'{inherit} has no weights of a supernet to inherit: it holds no checkpoint of one.')
+    if net is None:
+        raise InputError(f'{inherit} has no weights of a supernet to inherit: it holds no checkpoint of one.')
     same = lambda space: {k: v for k, v in space.spec.items() if k in ('ops', 'rows', 'act', 'width')}
     if json.dumps(same(net.space)) != json.dumps(same(arch.space)):
         raise InputError(f'The weights in {inherit} do not fit: its space is {net.space!r}, the network is of {arch.space!r}.')
     weights, classifier = net.subnet(arch.path).state_dict(), f'head.{len(model.head) - 1}.'
-    if net.space.n_classes != arch.space.n_classes: weights = {k: v for k, v in weights.items() if not k.startswith(classifier)}
+    if net.space.n_classes != arch.space.n_classes:
+        weights = {k: v for k, v in weights.items() if not k.startswith(classifier)}
     model.load_state_dict({**model.state_dict(), **weights})
     return model
 
@@ -177,7 +202,8 @@ def retrain_parameters(cfg:RetrainConfig, arch:Arch) -> dict:
 
 def retrain_folder(cfg:RetrainConfig, arch:Arch) -> Path:
     "The folder of a run: as given, or runs/retrain-<space>-<path>-<seed> of the project."
-    if cfg.run_dir: return Path(cfg.run_dir).expanduser()
+    if cfg.run_dir:
+        return Path(cfg.run_dir).expanduser()
     space = arch.space.name + (f'_w{arch.space.width:g}' if arch.space.width != 1 else '')
     name = f'retrain-{space}-{arch.space.decode(arch.path, compact=True)}-{cfg.seed}'
     return project_dir()/'runs'/re.sub(r'[^\w.-]', '_', name)
@@ -243,18 +269,21 @@ def load_state(self:Retrainer, tensors:dict, meta:dict):
 def train_step(self:Retrainer, x:Tensor, y:Tensor):
     "One step on one batch."
     self.scheduler.step_update(self.step)
-    with seeded(self.cfg.seed, 'dropout', self.step), self.autocast(): loss = self.criterion(self.net(x), y)
+    with seeded(self.cfg.seed, 'dropout', self.step), self.autocast():
+        loss = self.criterion(self.net(x), y)
     loss.backward()
     params = list(self.net.parameters())
     norm = nn.utils.get_total_norm([p.grad for p in params])
-    if self.cfg.clip: nn.utils.clip_grads_with_norm_(params, self.cfg.clip, norm)
+    if self.cfg.clip:
+        nn.utils.clip_grads_with_norm_(params, self.cfg.clip, norm)
     self.step += 1
     if norm.isfinite():
         self.optimizer.step()
         self.ema.update(self.net, step=self.step)
     else:
         for mine, average in zip(self.net.buffers(), self.ema.module.buffers()):
-            if not mine.isfinite().all(): mine.copy_(average)
+            if not mine.isfinite().all():
+                mine.copy_(average)
     self.optimizer.zero_grad()
     self.pending.append(StepRecord(loss.detach(), norm))
 
@@ -286,7 +315,8 @@ def test_network(
 # %% ../nbs/19_retraining.ipynb #cdcdd7a1
 @patch
 def begin_epoch(self:Retrainer, epoch:int):
-    if self.step == 0 and not self.restored: self.save()      # inherited weights are here now, whatever their run does next
+    if self.step == 0 and not self.restored:
+        self.save()      # inherited weights are here now, whatever their run does next
 
 @patch
 def end_epoch(self:Retrainer, epoch:int):
@@ -294,7 +324,8 @@ def end_epoch(self:Retrainer, epoch:int):
     facts, cfg = [], self.cfg
     if (epoch + 1) % cfg.eval_every == 0 or epoch + 1 == cfg.epochs:
         batches = lambda: self.data.in_order('test', 2*cfg.batch_size, self.device, cfg.n_workers)
-        with self.autocast(): average, raw = (test_network(m, batches()) for m in (self.ema.module, self.net))
+        with self.autocast():
+            average, raw = (test_network(m, batches()) for m in (self.ema.module, self.net))
         self.log('eval', epoch=epoch, **average, **{f'raw_{k}': v for k, v in raw.items()})
         facts = [f'top-1 {average["top1"]:.1f} %', f'top-5 {average["top5"]:.1f} % (without averaging {raw["top1"]:.1f} %)']
     self.report_epoch(epoch, *facts)
@@ -329,9 +360,11 @@ def retrained(
     if run.config.get('method') != 'retrain' or not isinstance(names, list):
         raise InputError(f'{run.folder} is no retraining run; its method is {run.config.get("method")!r}.')
     space, state, meta = run._part('ema')
-    if not state: raise InputError(f'{run.folder} has no checkpoint yet, so there is no network to take out of it.')
+    if not state:
+        raise InputError(f'{run.folder} has no checkpoint yet, so there is no network to take out of it.')
     path = space.encode(names)
-    with seeded(0, 'retrained'): model = _fill(build_network(space, path), state, 'network')
+    with seeded(0, 'retrained'):
+        model = _fill(build_network(space, path), state, 'network')
     data, tests = meta['data'], run.events('eval')
     last = tests.iloc[-1] if len(tests) and tests.step.iloc[-1] == run.checkpoint()[0] else {}      # of these very weights
     scores = {name: last.get(k) for name, k in dict(loss='loss', acc='top1', top5='top5').items()}
@@ -375,7 +408,8 @@ def network_svg(
 def _check_export(what:str, expected:Tensor, given:Tensor):
     "Refuse an export that computes something else."
     far = (expected - given).abs().max().item() / (1 + expected.abs().max().item())
-    if not far < 1e-4: raise InputError(f'{what} gives other outputs than the network (largest relative difference {far:.2g}).')
+    if not far < 1e-4:
+        raise InputError(f'{what} gives other outputs than the network (largest relative difference {far:.2g}).')
 
 def export_program(model:nn.Module, x:Tensor, file:Path) -> torch.export.ExportedProgram:
     "Write `model` as a program of torch.export for any number of images like `x`, and check it."
@@ -384,7 +418,8 @@ def export_program(model:nn.Module, x:Tensor, file:Path) -> torch.export.Exporte
     torch.export.save(program, written := io.BytesIO())
     write_atomic(file, written.getvalue())
     some = x.repeat(2, 1, 1, 1)[:3]
-    with torch.no_grad(): _check_export(file.name, model(some), torch.export.load(file).module()(some))
+    with torch.no_grad():
+        _check_export(file.name, model(some), torch.export.load(file).module()(some))
     return program
 
 # %% ../nbs/19_retraining.ipynb #24a00230
@@ -393,16 +428,23 @@ ONNX = "ONNX was left out: {} is not installed. Get it by `pip install 'greedyna
 def export_onnx(program:torch.export.ExportedProgram, model:nn.Module, x:Tensor, file:Path) -> str:
     "Write the program of `model` as ONNX too and check it by onnxruntime; a sentence if the extra is missing, else ''."
     import logging
-    try: import onnx, onnxscript, onnxruntime
-    except ImportError as e: return ONNX.format(e.name or e)
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript
+    except ImportError as e:
+        return ONNX.format(e.name or e)
     logger = logging.getLogger('torch.onnx')
     was, logger.level = logger.level, logging.ERROR
-    try: done = torch.onnx.export(program, dynamo=True, input_names=['images'], output_names=['logits'], verbose=False)
-    finally: logger.level = was
+    try:
+        done = torch.onnx.export(program, dynamo=True, input_names=['images'], output_names=['logits'], verbose=False)
+    finally:
+        logger.level = was
     write_atomic(file, done.model_proto.SerializeToString())
     some = x.repeat(2, 1, 1, 1)[:3]
     given, = onnxruntime.InferenceSession(file, providers=['CPUExecutionProvider']).run(None, {'images': some.numpy()})
-    with torch.no_grad(): _check_export(file.name, model(some), torch.from_numpy(given))
+    with torch.no_grad():
+        _check_export(file.name, model(some), torch.from_numpy(given))
     return ''
 
 # %% ../nbs/19_retraining.ipynb #fce43748
@@ -461,8 +503,10 @@ def export_network(
     x = torch.rand(2, 3, space.image_size, space.image_size)
     program = export_program(model, x, folder/'model.pt2')
     left_out = export_onnx(program, model, x, folder/'model.onnx') if onnx else 'ONNX was not asked for.'
-    if left_out: (folder/'model.onnx').unlink(missing_ok=True)      # of an earlier export, perhaps of other weights
-    if left_out and report: report(left_out)
+    if left_out:
+        (folder/'model.onnx').unlink(missing_ok=True)      # of an earlier export, perhaps of other weights
+    if left_out and report:
+        report(left_out)
     cost = f'{arch.costs["flops"]/1e6:,.1f} M multiply-adds, {arch.costs["params"]/1e6:,.2f} M params'
     write_atomic(folder/'network.svg', network_svg(space.rows(arch.path), f'{space.name}: {cost}'))
     files = {'arch.json': 'the path, its space and all facts', 'weights.safetensors': 'what it has learned',

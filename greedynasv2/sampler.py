@@ -121,7 +121,8 @@ class UniformSampler(Sampler):
 # %% ../nbs/10_sampler.ipynb #e26eb221
 def _as_tensor(value) -> Tensor:
     "A tensor, or a number as one."
-    if isinstance(value, Tensor): return value.clone()
+    if isinstance(value, Tensor):
+        return value.clone()
     return torch.tensor(value, dtype=torch.double if isinstance(value, float) else torch.long)
 
 @patch
@@ -135,7 +136,8 @@ def state_dict(self:Sampler) -> dict[str, Tensor]:
 def _read(self:Sampler, name:str, saved:Tensor):
     "A saved value as the attribute it was: a number, paths, or another tensor."
     now = getattr(self, name)
-    if not isinstance(now, Tensor): return saved.item()
+    if not isinstance(now, Tensor):
+        return saved.item()
     return (self.space.check(saved) if now.ndim == 2 else saved).clone()
 
 @patch
@@ -146,9 +148,12 @@ def load_state_dict(self:Sampler, state:dict[str, Tensor]):
         raise InputError(f'This is not the state of a {type(self).__name__}: it holds {", ".join(sorted(state))}; '
                          f'expected: {", ".join(sorted(expected))}.')
     values = {k: self._read(k, state[k]) for k in self.saved}
-    try: self.generator.set_state(state['generator'])
-    except (RuntimeError, TypeError) as e: raise InputError(f'The saved generator cannot be used ({e}).') from None
-    for k, v in values.items(): setattr(self, k, v)
+    try:
+        self.generator.set_state(state['generator'])
+    except (RuntimeError, TypeError) as e:
+        raise InputError(f'The saved generator cannot be used ({e}).') from None
+    for k, v in values.items():
+        setattr(self, k, v)
 
 # %% ../nbs/10_sampler.ipynb #78c468af
 @SAMPLERS.register('fair')
@@ -191,7 +196,8 @@ class GreedySampler(Sampler):
         self.evaluate = evaluate
         self.m = check_value('m', m, Count)
         self.k = check_value('k', k, Count)
-        if k > m: raise InputError(f'k is {k}; it must be at most m = {m}, the number of paths that are scored.')
+        if k > m:
+            raise InputError(f'k is {k}; it must be at most m = {m}, the number of paths that are scored.')
         self.pool_size = check_value('pool_size', pool_size, Count)
         self.max_pool_share = check_value('max_pool_share', max_pool_share, Share)
         self.pool = self.buffer.clone()                                      # best first
@@ -206,7 +212,8 @@ class GreedySampler(Sampler):
 def affordable(self:GreedySampler, paths:Tensor) -> Tensor:
     "True where a path keeps to the FLOPs limit of search, shape `(n,)`."
     limit = self.space.max_flops
-    if limit is None: return torch.ones(len(paths), dtype=torch.bool)
+    if limit is None:
+        return torch.ones(len(paths), dtype=torch.bool)
     return self.space.flops(paths, self.space.native_size) <= limit
 
 # %% ../nbs/10_sampler.ipynb #18a018ca
@@ -240,7 +247,8 @@ def _explore(self:GreedySampler) -> Tensor:
     "`m` paths, each from the pool with a chance that grows with `progress`, else from the whole space."
     self._prune()
     paths = self.space.sample(self.m, self.generator)
-    if not len(self.pool): return paths
+    if not len(self.pool):
+        return paths
     from_pool = torch.rand(self.m, 1, generator=self.generator) < self.max_pool_share * self.progress
     chosen = self.pool[torch.randint(len(self.pool), (self.m,), generator=self.generator)]
     return torch.where(from_pool, chosen, paths)
@@ -317,7 +325,8 @@ def _draw(
 @patch
 def refill(self:FilteredSampler, n:int) -> Tensor:
     "Paths that the filter keeps, at least `n`; all paths while it cannot be used."
-    if not self.filt.usable: return self._uniform(n)
+    if not self.filt.usable:
+        return self._uniform(n)
     left = max(n, self.max_draws)
     missing = n
     kept, discarded = [], []
@@ -327,7 +336,8 @@ def refill(self:FilteredSampler, n:int) -> Tensor:
         discarded.append(paths[weak])
         left -= len(paths)
         missing -= len(kept[-1])
-    if missing > 0: kept.append(self._least_weak(torch.cat(discarded), missing))
+    if missing > 0:
+        kept.append(self._least_weak(torch.cat(discarded), missing))
     return torch.cat(kept)
 
 # %% ../nbs/10_sampler.ipynb #611daff6

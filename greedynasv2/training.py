@@ -8,7 +8,9 @@ __all__ = ['ABSENT', 'RECIPES', 'SHORT_MOBILE', 'SPACE_OVERRIDES', 'SHARING', 'T
            'run_folder', 'one_set', 'SupernetTrainer', 'warmed_up', 'train_worker', 'train_supernet']
 
 # %% ../nbs/17_training.ipynb #ef61b0dc
-import dataclasses, math, time
+import dataclasses
+import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -20,14 +22,21 @@ from torch import Tensor, nn
 from .algorithm import METHODS, Algorithm1, RoundConfig, is_round, parts_of
 from .core import Amount, Count, InputError, Registry, Share, Whole, config, one_of, project_dir, seeded
 from .data import Data, load_data
-from .loop import (ASKED, Loop, LoopConfig, StepRecord, cosine_lr, ended_run, run_in_workers,
-                              run_parameters)
+from .loop import ASKED, Loop, LoopConfig, StepRecord, cosine_lr, ended_run, run_in_workers, run_parameters
 from .merger import read_vetoes
 from .runs import Run, load_optimizer_tensors, optimizer_tensors, pack, unpack
 from .sampler import SAMPLERS
 from .spaces import ALIASES, SPACES, SearchSpace, get_space, register_space
 from .supernet import SuperNet, SupernetEvaluator, batch_norms, step_path
-from .workers import DistributedEvaluator, WorkerConfig, on_rank0, part_of_batch, procs_here, reduce_gradients, world
+from greedynasv2.workers import (
+    DistributedEvaluator,
+    WorkerConfig,
+    on_rank0,
+    part_of_batch,
+    procs_here,
+    reduce_gradients,
+    world,
+)
 
 # %% ../nbs/17_training.ipynb #81a928c6
 @config
@@ -60,9 +69,11 @@ class TrainConfig(LoopConfig, RoundConfig, WeightConfig, WorkerConfig):
     def check(self):
         super().check()
         for name in ('width', 'head_scale'):
-            if getattr(self, name) == 0: raise InputError(f'{name} is 0.0; it must be above 0.')
+            if getattr(self, name) == 0:
+                raise InputError(f'{name} is 0.0; it must be above 0.')
         for name in ('batch_size', 'n_valid'):
-            if getattr(self, name) < 2: raise InputError(f'{name} is 1; batch norm needs at least 2 images.')
+            if getattr(self, name) < 2:
+                raise InputError(f'{name} is 1; batch norm needs at least 2 images.')
         sampler = parts_of(self).sampler
         if self.warm_from and not SAMPLERS[sampler].warms_up:
             raise InputError(f'The sampler {sampler} has no warm-up to take from another run (warm_from).')
@@ -132,7 +143,8 @@ def load_task(cfg:TrainConfig) -> SupernetTask:
 
 def run_folder(cfg:TrainConfig) -> Path:
     "The folder of a run: as given, or runs/<space>-<method>-<seed> of the project; parts given by name follow the method."
-    if cfg.run_dir: return Path(cfg.run_dir).expanduser()
+    if cfg.run_dir:
+        return Path(cfg.run_dir).expanduser()
     parts = [part for part in (cfg.sampler, cfg.filter, cfg.shrinker) if part]
     return project_dir()/'runs'/'-'.join([cfg.space, cfg.method, *parts, str(cfg.seed)])
 
@@ -143,8 +155,10 @@ SHARING = Registry('way of sharing weights')
 def one_set(cfg:WeightConfig, space:SearchSpace) -> SuperNet:
     "A supernet with one set of weights for every op, at its first values; draws from torch's global generator."
     net = SuperNet(space)
-    if cfg.aligned: net.align()
-    for m in batch_norms(net.head): nn.init.constant_(m.weight, cfg.head_scale)
+    if cfg.aligned:
+        net.align()
+    for m in batch_norms(net.head):
+        nn.init.constant_(m.weight, cfg.head_scale)
     return net
 
 # %% ../nbs/17_training.ipynb #deded3df
@@ -177,8 +191,10 @@ def build(self:SupernetTrainer, checkpoint):
     cfg, device = self.cfg, self.device
     if checkpoint:
         _, tensors, _ = checkpoint
-        for layer, op in (~tensors['space.alive']).nonzero().tolist(): self.space.drop(layer, op)
-    with seeded(cfg.seed, 'first weights'): self.net = SHARING[parts_of(cfg).sharing](cfg, self.space)
+        for layer, op in (~tensors['space.alive']).nonzero().tolist():
+            self.space.drop(layer, op)
+    with seeded(cfg.seed, 'first weights'):
+        self.net = SHARING[parts_of(cfg).sharing](cfg, self.space)
     self.net.to(device, memory_format=torch.channels_last)
     self.optimizer = torch.optim.SGD(self.net.parameters(), lr=cfg.lr, momentum=cfg.momentum,
                                      weight_decay=cfg.weight_decay, fused=True)
@@ -187,7 +203,8 @@ def build(self:SupernetTrainer, checkpoint):
     self.algorithm = Algorithm1(cfg, self.space, self._evaluator('round', x, y),
                                 self._evaluator('quick', x[:cfg.batch_size], y[:cfg.batch_size]),
                                 self.log, lambda: self.net.free_dropped(self.optimizer), self.net)
-    if self.algorithm.filt is not None: self.algorithm.filt.to(device)
+    if self.algorithm.filt is not None:
+        self.algorithm.filt.to(device)
     self._agree_on_paths()
 
 @patch
@@ -200,7 +217,8 @@ def _agree_on_paths(self:SupernetTrainer):
     "Paths that follow from the seed are drawn on every worker alike; others are chosen by rank 0."
     sampler = self.algorithm.sampler
     choose = sampler.refill
-    if world.size > 1 and not sampler.from_seed: sampler.refill = lambda n: on_rank0(lambda: choose(n))
+    if world.size > 1 and not sampler.from_seed:
+        sampler.refill = lambda n: on_rank0(lambda: choose(n))
 
 # %% ../nbs/17_training.ipynb #b232913f
 @patch
@@ -208,7 +226,8 @@ def state(self:SupernetTrainer) -> tuple[dict, dict]:
     "What there is to keep, as tensors and as JSON."
     parts, numbers = self.algorithm.state_dicts()
     tensors = {'space.alive': self.space.alive, **pack('net', self.net.state_dict()), **optimizer_tensors(self.optimizer, self.net)}
-    for name, state in parts.items(): tensors |= pack(name, state)
+    for name, state in parts.items():
+        tensors |= pack(name, state)
     return tensors, numbers
 
 @patch
@@ -230,8 +249,10 @@ def warmed_up(
     there = {**ABSENT, **run.config}
     names = [f.name for f in dataclasses.fields(WeightConfig)] + ['warmup_epochs', 'seed']
     other = [name for name in names if there.get(name) != getattr(cfg, name)]
-    if not _same_start(there, cfg): other.append('method')
-    if other: raise InputError(f'{run.folder} has another warm-up: its {", ".join(other)} differ.')
+    if not _same_start(there, cfg):
+        other.append('method')
+    if other:
+        raise InputError(f'{run.folder} has another warm-up: its {", ".join(other)} differ.')
     step, tensors, _ = run.checkpoint() or (0, {}, {})
     if step != n_steps:
         raise InputError(f'The warm-up has {n_steps} steps; the newest checkpoint of {run.folder} is of step {step}. '
@@ -240,7 +261,8 @@ def warmed_up(
 
 def _same_start(there:dict, cfg:TrainConfig) -> bool:
     "Does a run with the parameters `there` warm up by uniform paths in the same kind of supernet?"
-    if there.get('method') not in METHODS: return False
+    if there.get('method') not in METHODS:
+        return False
     method = METHODS[there['method']]
     sampler = SAMPLERS.get(there['sampler'] or method.sampler)
     return sampler is not None and sampler.warms_up and method.sharing == parts_of(cfg).sharing
@@ -248,7 +270,8 @@ def _same_start(there:dict, cfg:TrainConfig) -> bool:
 @patch
 def start_fresh(self:SupernetTrainer):
     "Begin with what another run has learned in its warm-up, if one is given."
-    if not self.cfg.warm_from: return
+    if not self.cfg.warm_from:
+        return
     self.step = self.cfg.warmup_epochs * self.steps_per_epoch
     tensors = on_rank0(lambda: warmed_up(self.cfg, self.step))
     self.net.load_state_dict(unpack('net', tensors))
@@ -261,21 +284,25 @@ def train_step(self:SupernetTrainer, x:Tensor, y:Tensor):
     "Train one path (or one group of FairNAS) on one batch."
     paths, loss = self.algorithm.sample(), 0
     for path in paths:
-        with self.autocast(): part = self.criterion(self.net(x, path), y)
+        with self.autocast():
+            part = self.criterion(self.net(x, path), y)
         part.backward()
         loss = loss + part.detach() / len(paths)
     params = list(dict.fromkeys(p for path in paths for p in self.net.path_params(path)))
     loss = reduce_gradients(params, loss)
     self.optimizer.param_groups[0]['lr'] = cosine_lr(self.cfg, self.step, self.n_steps)
     norm = nn.utils.get_total_norm([p.grad for p in params])
-    if self.cfg.clip: nn.utils.clip_grads_with_norm_(params, self.cfg.clip, norm)
+    if self.cfg.clip:
+        nn.utils.clip_grads_with_norm_(params, self.cfg.clip, norm)
     for p in params:
-        if p not in self.optimizer.state: self.optimizer.state[p]['momentum_buffer'] = torch.zeros_like(p)
+        if p not in self.optimizer.state:
+            self.optimizer.state[p]['momentum_buffer'] = torch.zeros_like(p)
     self.optimizer.grad_scale = None
     self.optimizer.found_inf = (~norm.isfinite()).float()
     step_path(self.optimizer, params)
     self.step += 1
-    if world.is_rank0: self.pending.append(StepRecord(loss, norm, paths))
+    if world.is_rank0:
+        self.pending.append(StepRecord(loss, norm, paths))
 
 # %% ../nbs/17_training.ipynb #31767d0d
 @patch
@@ -296,7 +323,8 @@ def step_facts(self:SupernetTrainer) -> dict:
 def log_accepted(self:SupernetTrainer) -> float|None:
     "Log how many paths were drawn and kept since the last time; the rate."
     stats = self.algorithm.current.take_stats()
-    if stats['drawn']: self.log('accept', epoch=(self.step - 1) // self.steps_per_epoch, **stats)
+    if stats['drawn']:
+        self.log('accept', epoch=(self.step - 1) // self.steps_per_epoch, **stats)
     if stats['fallbacks']:
         self.log('warning', message='The filter kept too few of the paths that were drawn; the least weak of them were '
                                     f'trained instead, {stats["fallbacks"]} times.')
@@ -319,19 +347,26 @@ def _round(self:SupernetTrainer, epoch:int) -> tuple[dict, Tensor]:
     "What rank 0 does in a round; facts about it, and which ops are left."
     facts = self.algorithm.round(epoch)
     notes = [f'round {facts["round"]}: q {facts["q"]:.2f}']
-    if facts.get('kept') is not None: notes.append(f'keeps {facts["kept"]:.1%}')
-    if facts.get('u') is not None: notes.append(f'agreement {facts["u"]:.2f}')
-    if facts.get('kappa') is not None: notes.append(f'kappa {facts["kappa"]:.2f}')
-    if facts.get('merged') is not None: notes.append(f'{facts["merged"]} ops merged')
-    if facts.get('verdict'): notes.append('rejected')
+    if facts.get('kept') is not None:
+        notes.append(f'keeps {facts["kept"]:.1%}')
+    if facts.get('u') is not None:
+        notes.append(f'agreement {facts["u"]:.2f}')
+    if facts.get('kappa') is not None:
+        notes.append(f'kappa {facts["kappa"]:.2f}')
+    if facts.get('merged') is not None:
+        notes.append(f'{facts["merged"]} ops merged')
+    if facts.get('verdict'):
+        notes.append('rejected')
     self.report(', '.join(notes))
-    if self.algorithm.filt is not None: self.run.keep_filter(facts['round'], self.algorithm.filt)
+    if self.algorithm.filt is not None:
+        self.run.keep_filter(facts['round'], self.algorithm.filt)
     return facts, self.space.alive
 
 @patch
 def _follow(self:SupernetTrainer, alive:Tensor):
     "Do to space, net and samplers of another worker what a round did to those of rank 0."
-    for layer, op in (self.space.alive & ~alive).nonzero().tolist(): self.space.drop(layer, op)
+    for layer, op in (self.space.alive & ~alive).nonzero().tolist():
+        self.space.drop(layer, op)
     self.net.free_dropped(self.optimizer)
     self.algorithm.uniform.refresh()
     self.algorithm.sampler.refresh()
@@ -341,9 +376,11 @@ def _follow(self:SupernetTrainer, alive:Tensor):
 def train_round(self:SupernetTrainer, epoch:int):
     "A round of Algorithm 1 before `epoch`, then a checkpoint."
     facts, alive = on_rank0(lambda: self._round(epoch))
-    if not world.is_rank0: self._follow(alive)
+    if not world.is_rank0:
+        self._follow(alive)
     self.round_epoch = epoch
-    if facts['stop']: self.stop_reason = f'agreement {facts["u"]:.3f} is above beta {self.cfg.beta}'
+    if facts['stop']:
+        self.stop_reason = f'agreement {facts["u"]:.3f} is above beta {self.cfg.beta}'
     on_rank0(self.save)
     self.clock = time.perf_counter()                    # a round is no part of the next images per second
 
@@ -352,8 +389,10 @@ def train_round(self:SupernetTrainer, epoch:int):
 def begin_epoch(self:SupernetTrainer, epoch:int):
     "Before an epoch, or the rest of one: a round if it is time for one, then the right sampler."
     first = self.step % self.steps_per_epoch == 0
-    if first and self.round_epoch < epoch and is_round(self.cfg, epoch): self.train_round(epoch)
-    if not self.stop_reason: self.algorithm.begin(epoch)
+    if first and self.round_epoch < epoch and is_round(self.cfg, epoch):
+        self.train_round(epoch)
+    if not self.stop_reason:
+        self.algorithm.begin(epoch)
 
 @patch
 def end_epoch(self:SupernetTrainer, epoch:int):
@@ -385,9 +424,11 @@ def train_worker(cfg:dict, space:str, device:str):
     "What each worker of a run does: parameters of `TrainConfig`, the space as JSON, and the worker's own device are given."
     cfg = TrainConfig(**{**cfg, 'device': device})
     report = (lambda line: print(line, flush=True)) if world.is_rank0 else None
-    if cfg.space not in {**SPACES, **ALIASES}: register_space(cfg.space, SearchSpace.from_json(space))
+    if cfg.space not in {**SPACES, **ALIASES}:
+        register_space(cfg.space, SearchSpace.from_json(space))
     has_ended = lambda: ended_run(run_folder(cfg), run_parameters(cfg), report, absent=ABSENT) is not None
-    if not (cfg.resume and on_rank0(has_ended)): SupernetTrainer(cfg, report).train()
+    if not (cfg.resume and on_rank0(has_ended)):
+        SupernetTrainer(cfg, report).train()
 
 def _train_together(cfg:TrainConfig, report:Callable|None, task:SupernetTask|None) -> Run:
     "Train with several workers."
@@ -397,7 +438,8 @@ def _train_together(cfg:TrainConfig, report:Callable|None, task:SupernetTask|Non
     cfg = cfg.replace(run_dir=str(folder.absolute()))
     if cfg.resume and cfg.n_nodes == 1:
         ended = ended_run(folder, run_parameters(cfg), report, absent=ABSENT)
-        if ended: return ended
+        if ended:
+            return ended
     arguments = dict(cfg=cfg.to_dict(), space=get_space(cfg.space).to_json())
     reopen = lambda: Run.create(folder, run_parameters(cfg), space, resume=True, absent=ABSENT)
     return run_in_workers('greedynasv2.training:train_worker', arguments, cfg, cfg.device, report, folder, reopen)
@@ -409,6 +451,7 @@ def train_supernet(
     task:SupernetTask|None=None,         # From `load_task`, if it was loaded before
 ) -> Run:
     "Train a supernet, or go on with a run that was interrupted; the run folder holds everything."
-    if procs_here(cfg, cfg.device) * cfg.n_nodes > 1: return _train_together(cfg, report, task)
+    if procs_here(cfg, cfg.device) * cfg.n_nodes > 1:
+        return _train_together(cfg, report, task)
     ended = ended_run(run_folder(cfg), run_parameters(cfg), report, absent=ABSENT) if cfg.resume else None
     return ended or SupernetTrainer(cfg, report, task).train()

@@ -8,7 +8,8 @@ __all__ = ['FILTERS', 'PRIOR_LOSSES', 'confidence', 'Labels', 'Filter', 'filter_
            'cross_validate', 'train_filter', 'judge', 'UPUFilter', 'NNPUFilter', 'PNFilter', 'load_filter']
 
 # %% ../nbs/08_vpu.ipynb #5ad0b513
-import math, warnings
+import math
+import warnings
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -18,8 +19,20 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .core import (Amount, Count, InputError, Registry, Share, Whole, config, generator, one_of, progress,
-                              seeded, write_atomic)
+from greedynasv2.core import (
+    Amount,
+    Count,
+    InputError,
+    Registry,
+    Share,
+    Whole,
+    config,
+    generator,
+    one_of,
+    progress,
+    seeded,
+    write_atomic,
+)
 from .spaces import SearchSpace, get_space
 
 # %% ../nbs/08_vpu.ipynb #1194075c
@@ -29,7 +42,7 @@ def confidence(
     p:float,     # Share of that kind in the space: p for good, q = 1 - p for weak paths
 ) -> float:
     "Chance that of `m` random paths at least `k` are of a kind that makes up a share `p` of the space (Theorem 1)."
-    from scipy.stats import binom                  # a second to import: only when it is used
+    from scipy.stats import binom  # a second to import: only when it is used
     if not (isinstance(m, int) and isinstance(k, int) and 0 <= k <= m and 0 <= p <= 1):
         raise InputError(f'Theorem 1 needs whole numbers 0 <= k <= m, and 0 <= p <= 1; given: m={m}, k={k}, p={p}.')
     return float(binom.sf(k - 1, m, p))            # sum over j from k to m of C(m, j) p^j (1 - p)^(m - j)
@@ -204,7 +217,8 @@ def log_phi(self:PathFilter, paths:Tensor, batch_size:int=0) -> Tensor:
     paths, tables, device = torch.atleast_2d(self.space.check(paths)), self._tables(), self.own.device
     parts, size = [torch.empty(0)], batch_size or (512 if device.type == 'cpu' else 16384)
     for p in paths.to(device).split(size):
-        if len(p) == 0: continue
+        if len(p) == 0:
+            continue
         h = [_last_state(lambda l: table[l][p[:, l]], order, w_hh) for order, table, w_hh in tables]
         parts.append(F.logsigmoid(self.mlp(torch.cat(h, 1)).squeeze(1)).cpu())
     return torch.cat(parts)
@@ -213,9 +227,11 @@ def log_phi(self:PathFilter, paths:Tensor, batch_size:int=0) -> Tensor:
 @patch
 def normalise(self:PathFilter, unlabelled:Tensor):
     "Take the largest Phi again, over the unlabelled paths that are still alive: after training and after every merge."
-    if self.kind != 'vpu': return               # the older losses are not free of scale
+    if self.kind != 'vpu':
+        return               # the older losses are not free of scale
     alive = unlabelled[~self.uses_dropped(self.space.check(unlabelled))]
-    if len(alive): self.log_phi_max.copy_(self.log_phi(alive).max())
+    if len(alive):
+        self.log_phi_max.copy_(self.log_phi(alive).max())
 
 @patch
 def tighten(self:PathFilter, unlabelled:Tensor, share:float):
@@ -343,8 +359,10 @@ class FilterConfig:
 @patch
 def check(self:FilterConfig):
     "What one value asks of another."
-    if self.folds == 1: raise InputError('folds is 1; a part held out of one leaves nothing to learn from. Allowed: 0, or 2 and more.')
-    if self.sigma == 0: raise InputError('sigma is 0.0; the MixUp coefficient ~ Beta(sigma, sigma) needs it above 0.')
+    if self.folds == 1:
+        raise InputError('folds is 1; a part held out of one leaves nothing to learn from. Allowed: 0, or 2 and more.')
+    if self.sigma == 0:
+        raise InputError('sigma is 0.0; the MixUp coefficient ~ Beta(sigma, sigma) needs it above 0.')
 
 # %% ../nbs/08_vpu.ipynb #35360977
 @patch(cls_method=True)
@@ -359,7 +377,8 @@ def paper(cls:FilterConfig, **changes):
 def start(self:PathFilter, cfg:FilterConfig):
     "First weights, as the recipe asks for them, the same for the same seed."
     with seeded(cfg.seed, 'first weights of the filter'), torch.no_grad():
-        for m in (self.lstm, self.mlp[0], self.mlp[2]): m.reset_parameters()
+        for m in (self.lstm, self.mlp[0], self.mlp[2]):
+            m.reset_parameters()
         self.common.normal_(std=cfg.std) if cfg.shared else self.common.zero_()
         self.own.normal_(std=cfg.std * (.1 if cfg.shared else 1))
         self.mlp[2].bias.fill_(2.*(cfg.method == 'vpu') if cfg.bias is None else cfg.bias)
@@ -371,7 +390,8 @@ def optimizer(self:PathFilter, cfg:FilterConfig, n_weak:int, n_iters:int):
     lr = cfg.lr * (max(1, n_weak / 1000) * max(1, n_weak / 3000))**cfg.lr_growth
     rest = [*self.lstm.parameters(), *self.mlp.parameters()]
     groups = [([self.own, *rest], lr)]
-    if cfg.shared: groups = [([self.common], lr), ([self.own], .3*lr), (rest, lr * min(1, 32 / self.dim))]
+    if cfg.shared:
+        groups = [([self.common], lr), ([self.own], .3*lr), (rest, lr * min(1, 32 / self.dim))]
     adam = torch.optim.Adam([dict(params=p, lr=r) for p, r in groups], weight_decay=cfg.weight_decay)
     factor = dict(cosine=lambda t: .5 + .5*math.cos(math.pi * t / max(1, n_iters)), constant=lambda t: 1.)[cfg.schedule]
     return adam, torch.optim.lr_scheduler.LambdaLR(adam, factor)
@@ -398,9 +418,11 @@ def _batch_loss(filt, cfg, prior, p, u):
     vpu, device = cfg.method == 'vpu', filt.own.device
     beta, n_mix = torch.distributions.Beta(cfg.sigma, cfg.sigma), min(cfg.batch_mix, len(p), len(u))
     mixture = lambda: beta.sample((n_mix,)).to(device)
-    if vpu and not cfg.dropout and device.type == 'cpu': return vpu_loss_by_tables(filt, p, u, mixture(), cfg.lam)
+    if vpu and not cfg.dropout and device.type == 'cpu':
+        return vpu_loss_by_tables(filt, p, u, mixture(), cfg.lam)
     A_p, A_u = (F.dropout(filt.embed(a), cfg.dropout) for a in (p, u))
-    if vpu: return vpu_loss(filt, A_p, A_u, mixture(), cfg.lam)
+    if vpu:
+        return vpu_loss(filt, A_p, A_u, mixture(), cfg.lam)
     z = filt.logit(torch.cat([A_p, A_u]))
     return PRIOR_LOSSES[cfg.method](z[:len(p)], z[len(p):], prior)
 
@@ -413,14 +435,18 @@ def _steps(filt, weak, unlabelled, cfg, n, what='filter'):
     marks, loss = {round(n * (i/30)**1.5) for i in range(30)}, torch.tensor(torch.nan)
     (adam, schedule), before = filt.optimizer(cfg, len(weak), n), _weights(filt)
     for step in progress(range(n), what, cfg.show_progress):
-        if step in marks: yield step, loss.item()
+        if step in marks:
+            yield step, loss.item()
         p, u = _draw(weak, min(cfg.batch_size, len(weak))), _draw(unlabelled, cfg.batch_u)
         loss = _batch_loss(filt, cfg, prior, p, u)
         if not loss.isfinite():
             filt.load_state_dict(before)
             raise InputError(f'The loss of the filter became {loss.item()} at step {step} with lr {cfg.lr}; its '
                              'weights are as before. Lower lr, or look for NaN in weights that were loaded.')
-        adam.zero_grad(); loss.backward(); adam.step(); schedule.step()
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        schedule.step()
     yield n, loss.item()
 
 # %% ../nbs/08_vpu.ipynb #23fc4d13
@@ -451,16 +477,19 @@ def cross_validate(
             row = dict(fold=k, step=step, n=len(held), **_opinion(filt, held, unlabelled))
             rows.append(row)
             best = min(best, row['loss'])
-            if row['loss'] > best + 2*cfg.patience: break           # it only gets worse from here
+            if row['loss'] > best + 2*cfg.patience:
+                break           # it only gets worse from here
         filt.load_state_dict(start)
     return _pool(rows) if rows else None
 
 # %% ../nbs/08_vpu.ipynb #123cb4c2
 def _choose(held, n_iters, patience):
     "The step at which a filter told held-out weak paths from others best, and how many steps to train on all labels."
-    if held is None: return n_iters, n_iters
+    if held is None:
+        return n_iters, n_iters
     lowest = held.loss.min()
-    if n_iters in held.index and held.loss[n_iters] - lowest <= patience: return n_iters, n_iters
+    if n_iters in held.index and held.loss[n_iters] - lowest <= patience:
+        return n_iters, n_iters
     near = held[held.loss <= lowest + patience]
     best = int(((near.kept_all - near.kept_weak) / (near.kept_all * (1 - near.kept_all) + 1e-6)**.5).idxmax())
     return best, min(2*best, n_iters)
@@ -474,9 +503,11 @@ def train_filter(
 ) -> pd.DataFrame:          # Some thirty rows: `step`, `loss`, `var_loss`; `valid_loss` is that of the folds
     "Train a new filter, or go on with one, on weak and unlabelled paths; `filt.reason` says why it was rejected, if it was."
     cfg, (weak, unlabelled) = cfg or FilterConfig(), _check_sets(filt, weak, unlabelled)
-    if not filt.rounds: filt.start(cfg)
+    if not filt.rounds:
+        filt.start(cfg)
     n = cfg.n_iters or min(3000, max(80, round(4 * len(weak)**.75)))
-    with seeded(cfg.seed, 'folds of the filter', filt.rounds): held = cross_validate(filt, weak, unlabelled, cfg, n)
+    with seeded(cfg.seed, 'folds of the filter', filt.rounds):
+        held = cross_validate(filt, weak, unlabelled, cfg, n)
     (best, n), rows = _choose(held, n, cfg.patience), []
     with seeded(cfg.seed, 'filter', filt.rounds):
         for step, loss in _steps(filt, weak, unlabelled, cfg, n):
@@ -511,10 +542,12 @@ def finish(self:PathFilter, cfg:FilterConfig, unlabelled:Tensor, evidence):
     self.rounds += 1
     self.reason = ''
     self.log_phi_max.zero_()
-    if cfg.method != 'vpu': return
+    if cfg.method != 'vpu':
+        return
     self.normalise(unlabelled)
     self.reason = judge(1 - self.is_weak(unlabelled).float().mean().item(), evidence)
-    if self.reason: warnings.warn(f'This filter should not be used: {self.reason}')
+    if self.reason:
+        warnings.warn(f'This filter should not be used: {self.reason}')
 
 # %% ../nbs/08_vpu.ipynb #66b8688f
 @patch(cls_method=True)
@@ -543,12 +576,15 @@ def fit(
 ) -> dict:              # `steps`, `filter_loss`, `valid_loss`
     "Learn from the labels of a round; what went wrong becomes `reason`."
     recipe = (self.recipe or FilterConfig()).replace(seed=seed, method=self.kind, prior=labels.q_weak)
-    if self.relearn: self.start(recipe)
+    if self.relearn:
+        self.start(recipe)
     last = pd.Series(dict(step=0, var_loss=math.nan))
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')                # what is wrong with the filter becomes an event
-        try: last = train_filter(self, labels.weak, self._others(labels), recipe).dropna(subset='var_loss').iloc[-1]
-        except InputError as e: self.reason = str(e)
+        try:
+            last = train_filter(self, labels.weak, self._others(labels), recipe).dropna(subset='var_loss').iloc[-1]
+        except InputError as e:
+            self.reason = str(e)
     return dict(steps=int(last.step), filter_loss=last.var_loss, valid_loss=last.get('valid_loss'))
 
 @patch
@@ -589,12 +625,13 @@ def save(self:Filter, path):
 
 def load_filter(path, space:SearchSpace) -> Filter:
     "The filter that `save` wrote, for the same space."
-    from safetensors import safe_open, SafetensorError
+    from safetensors import SafetensorError, safe_open
     try:
         with safe_open(path, 'pt') as f:
             about = f.metadata() or {}
             state = {k: f.get_tensor(k) for k in f.keys()}
-    except (OSError, SafetensorError) as e: raise InputError(f'{path} cannot be read as a filter ({e}).') from None
+    except (OSError, SafetensorError) as e:
+        raise InputError(f'{path} cannot be read as a filter ({e}).') from None
     if about.get('space') != _of_space(space):
         raise InputError(f'{path} holds a filter of {about.get("space")}; asked for is one of {_of_space(space)}.')
     return filter_of(space, about, state)

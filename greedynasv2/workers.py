@@ -8,7 +8,15 @@ __all__ = ['WORKERS', 'world', 'JOBS', 'START', 'WorkerConfig', 'procs_here', 'p
            'meeting', 'launcher', 'WorkerError', 'launch', 'introduce']
 
 # %% ../nbs/15_workers.ipynb #ed313fd9
-import importlib, json, os, subprocess, sys, tempfile, threading, time, traceback
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,7 +44,8 @@ class WorkerConfig:
     def check(self):
         host, _, port = self.rdzv.rpartition(':')
         n, here = self.n_nodes, self.node_rank
-        if here >= n: raise InputError(f'node_rank is {here}; with n_nodes {n} it must be at most {n - 1}.')
+        if here >= n:
+            raise InputError(f'node_rank is {here}; with n_nodes {n} it must be at most {n - 1}.')
         if n > 1 and not (host and port.isdecimal() and 0 < int(port) < 2**16):
             raise InputError(f'rdzv is {self.rdzv!r}; {n} nodes need host:port of node 0 to meet, e.g. node0:29500.')
 
@@ -61,8 +70,10 @@ def procs_here(
 def part_of_batch(batch_size:int, n_workers:int) -> int:
     "Images that each worker takes of a batch."
     each, left = divmod(batch_size, n_workers)
-    if left: raise InputError(f'batch_size is {batch_size}; {n_workers} workers need one that {n_workers} divides.')
-    if each < 2: raise InputError(f'batch_size is {batch_size}; batch norm needs at least 2 images for each of {n_workers} workers.')
+    if left:
+        raise InputError(f'batch_size is {batch_size}; {n_workers} workers need one that {n_workers} divides.')
+    if each < 2:
+        raise InputError(f'batch_size is {batch_size}; batch norm needs at least 2 images for each of {n_workers} workers.')
     return each
 
 # %% ../nbs/15_workers.ipynb #48840b52
@@ -87,7 +98,8 @@ def reduce_gradients(
     loss:Tensor,                   # Of this worker's images
 ) -> Tensor:                       # Mean loss of all workers
     "Replace the gradients of `params` by their means over all workers."
-    if world.size == 1: return loss
+    if world.size == 1:
+        return loss
     sizes = [p.numel() for p in params]
     flat = torch.empty(sum(sizes) + 1, device=loss.device)
     parts = [part.as_strided(p.shape, p.stride()) for part, p in zip(flat.split([*sizes, 1]), params)]    # lie as p does
@@ -95,7 +107,8 @@ def reduce_gradients(
     flat[-1] = loss
     dist.all_reduce(flat)
     flat /= world.size
-    for p, part in zip(params, parts): p.grad = part
+    for p, part in zip(params, parts):
+        p.grad = part
     return flat[-1]
 
 # %% ../nbs/15_workers.ipynb #0eef9771
@@ -111,7 +124,8 @@ def serve_rank0():
     "Do what rank 0 asks for until its job is done; what the job returned."
     while True:
         what, given = broadcast()
-        if what == 'done': return given
+        if what == 'done':
+            return given
         if what == 'error':
             world.agreed = True
             raise InputError(given)
@@ -122,15 +136,19 @@ def on_rank0(
     job:Callable,      # Without arguments; what it returns must be plain values or tensors on the CPU
 ):
     "Run a job on rank 0 alone; all workers get what it returns, or fail with its `InputError`."
-    if world.size == 1 or world.rank0_only: return job()
-    if not world.is_rank0: return serve_rank0()
+    if world.size == 1 or world.rank0_only:
+        return job()
+    if not world.is_rank0:
+        return serve_rank0()
     world.rank0_only = True
-    try: found = job()
+    try:
+        found = job()
     except InputError as e:
         world.agreed = True
         broadcast(('error', str(e)))
         raise
-    finally: world.rank0_only = False
+    finally:
+        world.rank0_only = False
     broadcast(('done', found))
     return found
 
@@ -143,11 +161,13 @@ class DistributedEvaluator:
     ):
         self.name = name
         self.evaluate = evaluate
-        if world.size > 1: JOBS[name] = self.share
+        if world.size > 1:
+            JOBS[name] = self.share
 
     def __call__(self, paths:Tensor) -> Scores:
         "Scores of `paths`, each shape `(n,)`, in the order given."
-        if world.size == 1: return self.evaluate(paths)
+        if world.size == 1:
+            return self.evaluate(paths)
         order, _ = prefix_order(paths)
         broadcast((self.name, paths[order]))
         scores = torch.empty(len(paths), 2)
@@ -177,7 +197,8 @@ def join(
 ) -> str:                 # The device of this worker
     "Meet the other workers; from here on `world` knows of them."
     local, on_cuda = int(os.environ['LOCAL_RANK']), get_device(device).type == 'cuda'
-    if on_cuda: torch.cuda.set_device(local)
+    if on_cuda:
+        torch.cuda.set_device(local)
     dist.init_process_group('cpu:gloo,cuda:nccl' if on_cuda else 'gloo', timeout=timedelta(hours=1))    # rounds take long
     places = [None] * dist.get_world_size()
     dist.all_gather_object(places, (node_rank, local, dist.get_rank()))
@@ -191,7 +212,8 @@ def go_with_parent(every:float=1.):
     "From now on: when the process that started this one is gone, this one ends."
     parent = os.getppid()
     def watch():
-        while os.getppid() == parent: time.sleep(every)
+        while os.getppid() == parent:
+            time.sleep(every)
         os._exit(1)
     threading.Thread(target=watch, daemon=True).start()
 
@@ -207,7 +229,9 @@ def call(
 def _starts(folder:Path, local:int) -> int:
     "How often a worker of this machine was started before; one more from now on."
     with open(folder/f'starts-{local}', 'a+') as f:
-        f.write('x'); f.flush(); f.seek(0)
+        f.write('x')
+        f.flush()
+        f.seek(0)
         return len(f.read()) - 1
 
 # %% ../nbs/15_workers.ipynb #1ba8ec4e
@@ -252,7 +276,8 @@ def launcher():
     folder = Path(sys.argv[1])
     orders = json.loads((folder/'orders.json').read_text())
     os.environ['TORCH_DISABLE_SHARE_RDZV_TCP_STORE'] = '1'           # or the meeting point would be kept
-    try: elastic_launch(meeting(orders), sys.executable)('-c', START.format('work'), str(folder))
+    try:
+        elastic_launch(meeting(orders), sys.executable)('-c', START.format('work'), str(folder))
     except ChildFailedError as e:
         rank, failure = e.get_first_failure()
         told = folder/f'error-{failure.local_rank}.json'
@@ -268,8 +293,10 @@ def _complain(folder:Path, code:int, cfg:WorkerConfig):
     "Raise what the workers have failed with, if they have."
     errors = [json.loads(f.read_text()) for f in folder.glob('error-*.json')]
     for e in errors:
-        if e['known']: raise InputError(e['text'])
-    if not code: return
+        if e['known']:
+            raise InputError(e['text'])
+    if not code:
+        return
     why = folder/'failure' if (folder/'failure').exists() else folder/'stderr'
     lines = why.read_text(errors='replace').strip().splitlines() or [f'the launcher ended with exit code {code}.']
     again = max([0, *(f.stat().st_size - 1 for f in folder.glob('starts-*'))])
@@ -285,10 +312,13 @@ def _environment(n_procs:int) -> dict:
 
 def _end(process:subprocess.Popen):
     "End a launcher, and with it its workers, if it still runs."
-    if process.poll() is not None: return
+    if process.poll() is not None:
+        return
     process.terminate()
-    try: process.wait(60)
-    except subprocess.TimeoutExpired: process.kill()
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 # %% ../nbs/15_workers.ipynb #8cf95e6d
 def launch(
@@ -309,9 +339,11 @@ def launch(
                 [sys.executable, '-c', START.format('launcher'), str(folder)], stdin=subprocess.DEVNULL, text=True,
                 stdout=subprocess.PIPE, stderr=stderr, env=_environment(n_procs), start_new_session=True)
             try:
-                for line in process.stdout: (report or (lambda line: None))(line.rstrip('\n'))
+                for line in process.stdout:
+                    (report or (lambda line: None))(line.rstrip('\n'))
                 process.wait()
-            finally: _end(process)
+            finally:
+                _end(process)
         _complain(folder, process.returncode, cfg)
 
 # %% ../nbs/15_workers.ipynb #3446a442
@@ -323,5 +355,7 @@ def introduce(
     p = nn.Parameter(torch.zeros(3, device=device))
     p.grad = torch.full_like(p, world.rank)
     loss = reduce_gradients([p], torch.tensor(float(world.rank), device=device))
-    if world.rank == fail: raise InputError(f'Worker {fail} was asked to fail.')
-    if world.is_rank0: print(f'{world.size} workers on {device}: gradient {p.grad.tolist()}, loss {loss.item()}', flush=True)
+    if world.rank == fail:
+        raise InputError(f'Worker {fail} was asked to fail.')
+    if world.is_rank0:
+        print(f'{world.size} workers on {device}: gradient {p.grad.tolist()}, loss {loss.item()}', flush=True)

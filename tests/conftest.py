@@ -1,5 +1,8 @@
-"What all tests share: the marker `slow`, and data files that a machine may lack."
+"What all tests share: the marker `slow`, data files that a machine may lack, and runs that are stopped or killed."
+import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -27,6 +30,36 @@ def data_file():
         pytest.skip(f'{name} is not on this machine. Put it{source and f" (from {source})"} into {cache_dir()}, '
                     'or into a folder of your own and name that folder in GREEDYNASV2_DATA.')
     return find
+
+
+ENTRIES = dict(TrainConfig='train_supernet', RetrainConfig='retrain', DetectionConfig='train_detector')
+
+
+@pytest.fixture
+def start():
+    "A function that trains in a process of its own: `start(cfg)`; `first` is code that runs before."
+    def start(cfg, first=''):
+        config, module = type(cfg).__name__, type(cfg).__module__
+        code = (f'import sys, json; {first}\n'
+                f'from {module} import {config}, {ENTRIES[config]}\n'
+                f'{ENTRIES[config]}({config}(**json.loads(sys.argv[1])))')
+        return subprocess.Popen([sys.executable, '-c', code, json.dumps(cfg.to_dict())], stdout=subprocess.DEVNULL,
+                                stderr=subprocess.PIPE, text=True, env={**os.environ, 'OMP_NUM_THREADS': '1'})
+    return start
+
+
+@pytest.fixture
+def stop_at():
+    "A function that lets a loop ask itself to stop, by control.json, after a step: `stop_at(trainer, 7)`."
+    def stop_at(trainer, last):
+        from greedynasv2.runs import write_control
+        train_step = trainer.train_step
+        def step_and_ask(*batch):
+            train_step(*batch)
+            if trainer.step == last: write_control(trainer.run.folder, stop=True)
+        trainer.train_step = step_and_ask
+        return trainer
+    return stop_at
 
 
 def until(true, seconds, what):

@@ -1,5 +1,5 @@
 "Detectors stand on any path that has the strides, learn, are measured as COCO does, and go on exactly where they were."
-import json, os, signal, subprocess, sys, time
+import json, signal, sys, time
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from conftest import run_notebook
 from greedynasv2.core import InputError, cache_dir
 from greedynasv2.detection import (MEASURES, BoxView, DetectionTrainer, ModelConfig, as_coco, build_detector, coco_scores,
                                    feature_blocks, find_network, fresh_backbone, load_batches, load_coco, load_detector,
-                                   load_task, make_config, make_pyramid, predict, read_coco, train_detector)
+                                   load_detection, detection_config, make_pyramid, predict, read_coco, train_detector)
 from greedynasv2.runs import Run, same_events, write_control
 from greedynasv2.spaces import GREEDYNAS_B, Arch, get_space, write_arch
 from greedynasv2.supernet import build_network, load_network, save_network
@@ -40,7 +40,7 @@ def network(tmp_path_factory):
 
 def tiny(network, folder, **changes):
     "A run of seconds."
-    return make_config(**{**TINY, 'network': str(network), 'run_dir': str(folder), **changes})
+    return detection_config(**{**TINY, 'network': str(network), 'run_dir': str(folder), **changes})
 
 
 def coco(folder, boxes, split='val', n_images=2, **changes):
@@ -77,7 +77,7 @@ def test_both_detectors_train_and_predict_on_mobile_and_resnet_paths(detector, n
     torch.manual_seed(0)
     space = get_space(name, width=width)
     backbone = fresh_backbone(Arch(space, space.sample(1)[0], {}))
-    model = build_detector(backbone, 3, make_config(detector=detector, **TINY)).train()
+    model = build_detector(backbone, 3, detection_config(detector=detector, **TINY)).train()
     x = [torch.rand(3, 64, 48), torch.rand(3, 50, 64)]
     targets = [dict(boxes=torch.tensor(b).view(-1, 4), labels=torch.ones(len(b)).long()) for b in ([[4., 4, 40, 40]], [])]
     sum(model(x, targets).values()).backward()
@@ -91,7 +91,7 @@ def test_both_detectors_train_and_predict_on_mobile_and_resnet_paths(detector, n
 def test_trained_weights_arrive_and_their_norms_stay(network):
     "The backbone of a trained network computes what the network does; a step moves convs, not batch norms."
     backbone, net = find_network(str(network)), load_network(network)
-    model = build_detector(backbone, 3, make_config(**TINY)).train()
+    model = build_detector(backbone, 3, detection_config(**TINY)).train()
     x, body = torch.randn(2, 3, 64, 64), model.backbone.body
     assert torch.allclose(list(body(x).values())[-1], net.layers(net.stem(x)), atol=1e-4)
     before = {k: v.clone() for k, v in body.state_dict().items()}
@@ -200,23 +200,15 @@ def test_a_batch_in_chunks_is_the_batch(network, tmp_path):
 def test_losses_that_are_no_numbers_end_the_run_with_a_sentence(network, tmp_path):
     "The run says so, and keeps its last good checkpoint."
     train_detector(tiny(network, tmp_path/'good', epochs=1), report=None)
-    with pytest.raises(InputError, match=r'no finite number 2 times in a row.*Lower lr \(1e\+20\)'):
+    with pytest.raises(InputError, match=r'2 consecutive losses were not finite.*Lower lr \(1e\+20\)'):
         train_detector(tiny(network, tmp_path/'run', lr=1e20, lr_warmup=0, clip=0., epochs=9, max_bad=2), report=None)
     run = Run.open(tmp_path/'run')
-    assert run.status == 'stopped' and 'no finite number' in run.status_text and len(run.events('warning'))
+    assert run.status == 'stopped' and 'not finite' in run.status_text and len(run.events('warning'))
     for tensors in [c[1] for c in [run.checkpoint()] if c]: assert all(v.isfinite().all() for v in tensors.values())
 
 
-def start(cfg):
-    "The run in a process of its own."
-    code = ('import sys, json\nfrom greedynasv2.detection import DetectionConfig, train_detector\n'
-            'train_detector(DetectionConfig(**json.loads(sys.argv[1])))')
-    return subprocess.Popen([sys.executable, '-c', code, json.dumps(cfg.to_dict())], stdout=subprocess.DEVNULL,
-                            stderr=subprocess.PIPE, text=True, env={**os.environ, 'OMP_NUM_THREADS': '1'})
-
-
 @pytest.mark.slow
-def test_a_killed_run_ends_as_if_nothing_had_happened(network, tmp_path):
+def test_a_killed_run_ends_as_if_nothing_had_happened(network, tmp_path, start):
     "SIGKILL in the middle of the second epoch: same events, same weights; stopped by hand, too."
     whole = train_detector(tiny(network, tmp_path/'whole', epochs=3), report=None)
     cfg = tiny(network, tmp_path/'killed', epochs=3, save_every=0.)
@@ -253,11 +245,11 @@ def test_it_learns(tmp_path):
     "Faster R-CNN from fresh weights finds the shapes of the eight images it is trained on."
     arch = arch_of(width=.25)
     write_arch(tmp_path/'arch.json', arch.space, arch.path)
-    cfg = make_config(network=str(tmp_path/'arch.json'), run_dir=str(tmp_path/'run'), n_train=8, n_valid=2,
+    cfg = detection_config(network=str(tmp_path/'arch.json'), run_dir=str(tmp_path/'run'), n_train=8, n_valid=2,
                       image_size=64, batch_size=8, epochs=100, lr_warmup=5, flip=0.)
-    task = load_task(cfg)
+    task = load_detection(cfg)
     trainer = DetectionTrainer(cfg, None, task._replace(valid=task.train))
-    trainer._end_epoch = lambda epoch: None
+    trainer.end_epoch = lambda epoch: None
     trainer.train()
     scores = trainer.evaluate()
     assert scores['mAP'] > .25, scores      # 0.35 to 0.58 with seeds 0, 1 and 2

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from greedynasv2.core import InputError, Scores, generator
-from greedynasv2.nsga2 import (Gate, Remembered, SearchConfig, cheapen, cheapest, random_search, regularised_evolution, search,
+from greedynasv2.nsga2 import (Gate, CachedEvaluator, SearchConfig, reduce_flops, cheapest, random_search, regularised_evolution, search,
                                search_run)
 from greedynasv2.runs import Run
 from greedynasv2.spaces import get_space, read_arch
@@ -82,7 +82,7 @@ def test_untrusted_and_foreign_filters():
     filt = trained(space, lambda p: torch.zeros(len(p)))
     filt.verdict = 'it keeps almost nothing.'
     search(space, by_sum, 20, path_filter=filt, report=said.append)
-    assert said == ['The filter is set aside: it keeps almost nothing.']
+    assert said == ['The filter is not used: it keeps almost nothing.']
     with pytest.raises(InputError, match='The filter is of toy'): search(get_space('mbse'), by_sum, path_filter=filt)
 
 
@@ -94,23 +94,23 @@ def test_limits():
     found = search(space, by_sum, 60, max_flops=2*least, report=None)
     assert len(found.history) == 60 and (found.history.flops <= 2*least).all()
     only = search(space, by_sum, 60, max_flops=least, report=None)
-    assert only.history.flops.unique().tolist() == [least] and 'All networks that may be evaluated are known' in only.said[-1]
+    assert only.history.flops.unique().tolist() == [least] and 'All networks that may be evaluated are known' in only.notes[-1]
     assert search(space, by_sum, 60, max_flops=math.inf, report=None).history.flops.max() > 330e6
 
 
-def test_cheapen_takes_only_alive_ops():
+def test_reduce_flops_takes_only_alive_ops():
     "Also where the cheapest op of a layer is gone."
     space = get_space('mbse')
     for layer in range(21): space.drop(layer, 0)
-    paths = cheapen(space, space.sample(200, generator(0)), 320e6, generator(1))
+    paths = reduce_flops(space, space.sample(200, generator(0)), 320e6, generator(1))
     assert space.is_alive(paths).all() and (space.flops(paths) <= 320e6).all()
-    with pytest.raises(InputError, match='the cheapest network of mbse has 291'): cheapen(space, paths, 250e6)
+    with pytest.raises(InputError, match='the cheapest network of mbse has 291'): reduce_flops(space, paths, 250e6)
 
 
 def test_initial_paths_must_be_allowed():
     "They are evaluated first, as they are; those over the limit are refused."
     space = get_space('mbse')
-    few = cheapen(space, space.sample(10, generator(0)), 300e6)
+    few = reduce_flops(space, space.sample(10, generator(0)), 300e6)
     found = search(space, by_sum, 40, initial=few, report=None)
     assert found.history.path[:10].tolist() == space.decode(few, compact=True)
     with pytest.raises(InputError, match='initial paths'): search(space, by_sum, 40, max_flops=100e6, initial=few)
@@ -119,13 +119,13 @@ def test_initial_paths_must_be_allowed():
 SLOW_SEARCH = '''
 import sys, time
 from pathlib import Path
-from greedynasv2.nsga2 import Remembered, search
+from greedynasv2.nsga2 import CachedEvaluator, search
 from greedynasv2.spaces import get_space
 sys.path.insert(0, 'tests')
 from test_nsga2 import by_sum
 space = get_space('mbse')
 def slow(paths): time.sleep(.02 * len(paths)); return by_sum(paths)
-search(space, Remembered(slow, space, sys.argv[1], dict(what='test'), chunk=5), 120, seed=9, report=None)
+search(space, CachedEvaluator(slow, space, sys.argv[1], dict(what='test'), chunk=5), 120, seed=9, report=None)
 print('done')
 '''
 
@@ -140,7 +140,7 @@ def test_a_killed_search_goes_on(tmp_path):
     space, asked = get_space('mbse'), []
     n_known = len(file.read_text().splitlines()) - 1
     assert 50 < n_known < 120
-    found = search(space, Remembered(lambda p: (asked.append(len(p)), by_sum(p))[1], space, file, dict(what='test')), 120, seed=9, report=None)
+    found = search(space, CachedEvaluator(lambda p: (asked.append(len(p)), by_sum(p))[1], space, file, dict(what='test')), 120, seed=9, report=None)
     assert found.history.equals(search(space, by_sum, 120, seed=9, report=None).history)
     assert sum(asked) <= 120 - n_known + 1                                        # the last line may have been torn
 
@@ -149,7 +149,7 @@ def test_infinite_losses_survive_the_file(tmp_path):
     "A path without a finite loss is remembered as that."
     space = get_space('toy')
     evaluate = lambda p: Scores(torch.full((len(p),), torch.inf), torch.zeros(len(p)))
-    for _ in range(2): scores = Remembered(evaluate, space, tmp_path/'e.jsonl', {'a': 1})(space.sample(5, generator(0)))
+    for _ in range(2): scores = CachedEvaluator(evaluate, space, tmp_path/'e.jsonl', {'a': 1})(space.sample(5, generator(0)))
     assert scores.loss.isinf().all()
     json.loads((tmp_path/'e.jsonl').read_text().splitlines()[1])
 
@@ -192,10 +192,10 @@ def test_a_damaged_file_of_evaluations(tmp_path):
     "A torn line in the middle costs that line; a file of something else is refused."
     space, file = get_space('toy'), tmp_path/'e.jsonl'
     paths = space.sample(30, generator(0)).unique(dim=0)
-    Remembered(by_sum, space, file, dict(a=1))(paths)
+    CachedEvaluator(by_sum, space, file, dict(a=1))(paths)
     lines = file.read_text().splitlines()
     file.write_text('\n'.join([*lines[:5], lines[5][:9], *lines[6:]]))
-    assert len(Remembered(by_sum, space, file, dict(a=1)).known) == len(paths) - 1
+    assert len(CachedEvaluator(by_sum, space, file, dict(a=1)).known) == len(paths) - 1
     file.write_bytes(b'\xff\x00junk}')
-    with pytest.raises(InputError, match='holds evaluations of something else'): Remembered(by_sum, space, file, dict(a=1))
+    with pytest.raises(InputError, match='holds evaluations of something else'): CachedEvaluator(by_sum, space, file, dict(a=1))
 

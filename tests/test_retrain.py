@@ -10,9 +10,9 @@ from torch import nn
 
 from greedynasv2.core import InputError
 from greedynasv2.data import load_data
-from greedynasv2.retrain import (Retrainer, as_markdown, export_network, export_onnx, export_program, find_arch, load_retrain,
+from greedynasv2.retraining import (Retrainer, as_markdown, export_network, export_onnx, export_program, find_arch, load_retrain,
                                  network_svg, retrain, retrain_config, retrained)
-from greedynasv2.runs import Run, pack, same_events, write_control
+from greedynasv2.runs import Run, pack, same_events
 from greedynasv2.spaces import get_space, read_arch, write_arch
 from greedynasv2.supernet import SuperNet, load_network
 from test_training import same_weights, weights
@@ -140,16 +140,8 @@ def whole(tmp_path_factory):
     return retrain(small(folder/'arch.json', folder/'run'), report=None)
 
 
-def start(cfg):
-    "The run in a process of its own."
-    code = ('import sys, json\nfrom greedynasv2.retrain import RetrainConfig, retrain\n'
-            'retrain(RetrainConfig(**json.loads(sys.argv[1])))')
-    return subprocess.Popen([sys.executable, '-c', code, json.dumps(cfg.to_dict())], stdout=subprocess.DEVNULL,
-                            stderr=subprocess.PIPE, text=True, env={**os.environ, 'OMP_NUM_THREADS': '1'})
-
-
 @pytest.mark.slow
-def test_killed_at_any_moment_it_ends_the_same(tmp_path, arch):
+def test_killed_at_any_moment_it_ends_the_same(tmp_path, arch, start):
     "SIGKILL while it trains, several times: same events, same tensors, same results as a run left alone."
     more = dict(epochs=6, auto_augment='original', erase=.3, save_every=0.)
     whole = retrain(small(arch, tmp_path/'whole', **more), report=None)
@@ -169,7 +161,7 @@ def test_killed_at_any_moment_it_ends_the_same(tmp_path, arch):
     assert same_weights(weights(whole), weights(killed)) and whole.results == killed.results
 
 
-@pytest.mark.parametrize('place, call', [('Retrainer._end_epoch', 2), ('Retrainer._results', 1), ('Retrainer.train_step', 17)])
+@pytest.mark.parametrize('place, call', [('Retrainer.end_epoch', 2), ('Retrainer.results', 1), ('Retrainer.train_step', 17)])
 def test_dead_where_it_hurts(tmp_path, arch, monkeypatch, whole, place, call):
     "Cut off in a test, after the last checkpoint, in the middle of an epoch: the next start ends as if nothing had happened."
     cfg, name = small(arch, tmp_path/'cut', save_every=0.), place.split('.')[1]
@@ -187,16 +179,10 @@ def test_dead_where_it_hurts(tmp_path, arch, monkeypatch, whole, place, call):
     assert same_events(whole, cut) == [] and same_weights(weights(whole), weights(cut)) and whole.results == cut.results
 
 
-def test_stopped_by_control_it_goes_on(tmp_path, arch, whole):
+def test_stopped_by_control_it_goes_on(tmp_path, arch, whole, stop_at):
     "A stop is obeyed between steps; started again, the run ends with the same weights."
     cfg = small(arch, tmp_path/'cut')
-    trainer = Retrainer(cfg, report=None)
-    step = trainer.train_step
-    def stop_at_13(x, y):
-        step(x, y)
-        if trainer.step == 13: write_control(cfg.run_dir, stop=True)
-    trainer.train_step = stop_at_13
-    cut = trainer.train()
+    cut = stop_at(Retrainer(cfg, report=None), 13).train()
     assert cut.status == 'stopped' and cut.status_text == 'asked to stop' and cut.checkpoint()[0] == 13
     cut = retrain(cfg, report=None)
     assert cut.status == 'ended' and same_weights(weights(whole), weights(cut))
@@ -211,9 +197,9 @@ def test_losses_that_are_no_numbers(tmp_path, arch):
     step, kept = trainer.train_step, {}
     def sometimes(x, y):
         bad = trainer.step in (6, 7)
-        if bad: kept.update({k: v.clone() for k, v in trainer._state()[0].items() if not k.startswith('model.') or 'running' not in k})
+        if bad: kept.update({k: v.clone() for k, v in trainer.state()[0].items() if not k.startswith('model.') or 'running' not in k})
         step(x * float('inf') if bad else x, y)
-        now = trainer._state()[0]
+        now = trainer.state()[0]
         if bad: assert all(torch.equal(v, now[k]) for k, v in kept.items() if 'num_batches' not in k)
     trainer.train_step = sometimes
     run = trainer.train()
@@ -222,7 +208,7 @@ def test_losses_that_are_no_numbers(tmp_path, arch):
     trainer = Retrainer(small(arch, tmp_path/'all'), report=None)
     criterion = trainer.criterion
     trainer.criterion = lambda logits, y: criterion(logits, y) * (float('nan') if trainer.step >= 12 else 1)
-    with pytest.raises(InputError, match='no finite number .* in a row'): trainer.train()
+    with pytest.raises(InputError, match='consecutive losses were not finite'): trainer.train()
     assert Run.open(tmp_path/'all').status == 'stopped'
 
 
@@ -304,7 +290,7 @@ def test_weights_that_do_not_fit_are_not_exported(tmp_path, arch):
     cfg = small(arch, tmp_path/'run')
     trainer = Retrainer(cfg, report=None)
     with pytest.raises(InputError, match='has no checkpoint yet'): export_network(tmp_path/'run')
-    tensors, meta = trainer._state()
+    tensors, meta = trainer.state()
     trainer.run.save(0, {k: v.new_zeros(3) if k == 'ema.head.4.weight' else v for k, v in tensors.items()}, meta)
     trainer.run.close()
     with pytest.raises(InputError, match='The network in the checkpoint does not fit'): export_network(tmp_path/'run')
@@ -329,7 +315,7 @@ def test_it_loads_where_nothing_else_does(exported, tmp_path):
     torch.save(x, tmp_path/'x.pt')
     code = ('import sys, torch\nfrom greedynasv2.supernet import load_network\n'
             'model = load_network(sys.argv[1])\ntorch.save(model(torch.load(sys.argv[2])).detach(), sys.argv[3])\n'
-            'print([m for m in ("timm", "pymoo", "plotly", "sklearn", "greedynasv2.training", "greedynasv2.retrain") if m in sys.modules])')
+            'print([m for m in ("timm", "pymoo", "plotly", "sklearn", "greedynasv2.training", "greedynasv2.retraining") if m in sys.modules])')
     done = subprocess.run([sys.executable, '-c', code, folder, tmp_path/'x.pt', tmp_path/'y.pt'], capture_output=True, text=True,
                           cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(ROOT)})
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,4 @@
 "Samplers are fair, bounded, never give what was dropped, and resume to the bit."
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +7,7 @@ from safetensors.torch import load, save
 from greedynasv2.core import InputError, Scores
 from greedynasv2.sampler import FairSampler, FilteredSampler, GreedySampler, Sampler, UniformSampler
 from greedynasv2.spaces import get_space
-from greedynasv2.vpu import PathFilter
+from greedynasv2.vpu import Filter, PathFilter
 
 KINDS = 'uniform', 'fair', 'greedy', 'filtered'
 
@@ -20,10 +19,16 @@ def by_flops(space):
 
 def stub_filter(space, is_weak):
     "A filter that calls weak what `is_weak` says, and thinks the worse of a path the more it costs."
-    seen = []
-    def classify(paths): seen.append(len(paths)); return is_weak(paths)
-    return SimpleNamespace(space=space, rounds=1, verdict='', is_weak=classify, seen=seen,
-                           log_phi=lambda paths: space.flops(paths).float())
+    class Stub(Filter):
+        rounds = 1
+        def weakness(self, paths): return space.flops(paths).float()
+        def is_weak(self, paths):
+            self.seen.append(len(paths))
+            return is_weak(paths)
+    filt = Stub()
+    filt.space = space
+    filt.seen = []
+    return filt
 
 
 def make(kind, space, seed=0):
@@ -269,12 +274,12 @@ def test_fallback_fills_any_request():
     assert sum(filt.seen) == 1000 and sampler.take_stats()['fallbacks'] == 1
 
 
-@pytest.mark.parametrize('rounds, verdict', [(0, ''), (1, 'it keeps almost nothing')])
-def test_a_filter_without_authority_is_not_obeyed(rounds, verdict):
+@pytest.mark.parametrize('rounds, reason', [(0, ''), (1, 'it keeps almost nothing')])
+def test_a_filter_that_is_untrained_or_rejected_is_not_used(rounds, reason):
     "Untrained or degenerate: uniform, and the counts say so."
     space = get_space('toy')
     filt = stub_filter(space, lambda p: torch.ones(len(p), dtype=torch.bool))
-    filt.rounds, filt.verdict = rounds, verdict
+    filt.rounds, filt.reason = rounds, reason
     sampler = FilteredSampler(space, filt)
     assert torch.equal(sampler.sample(20), UniformSampler(space).sample(20))
     assert not filt.seen and sampler.take_stats() == dict(drawn=20, kept=20, rate=1., fallbacks=0)

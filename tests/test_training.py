@@ -1,18 +1,20 @@
 "Algorithm 1 does what it says, survives what may happen to it, and goes on exactly where it was."
-import json, os, random, signal, subprocess, sys, time
+import random, signal, subprocess, time
 
 import pandas as pd
 import pytest
 import torch
 
 from greedynasv2.blocks import MBConv
+from greedynasv2.algorithm import (Algorithm1, Skill, agreement, check_share, check_skill, is_round, may_stop, parts_of,
+                                   simulate)
 from greedynasv2.core import InputError, Scores
 from greedynasv2.nasbench import macro_evaluator
 from greedynasv2.runs import Run, same_events, write_control
 from greedynasv2.spaces import get_space
 from greedynasv2.supernet import batch_norms
-from greedynasv2.training import Shrinker, TrainConfig, Trainer, agreement, is_round, make_config, may_stop, train_supernet
-from greedynasv2.vpu import FilterConfig
+from greedynasv2.training import SupernetTrainer, TrainConfig, make_config, train_supernet
+from greedynasv2.vpu import FILTERS, FilterConfig, Labels
 
 TOY = dict(space='toy', epochs=6, warmup_epochs=2, round_every=1, q_epochs=4, q_end=.8, image_size=16, n_train=320,
            batch_size=16, lr=.03, m=190, n_valid=60, filter_dim=8, log_every=5, stop_rule='none')
@@ -31,16 +33,7 @@ def weights(run):
 def same_weights(a, b): return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-def start(cfg, limit=''):
-    "The run in a process of its own."
-    code = (f'import sys, json; {limit}\n'
-            'from greedynasv2.training import TrainConfig, train_supernet\n'
-            'train_supernet(TrainConfig(**json.loads(sys.argv[1])))')
-    return subprocess.Popen([sys.executable, '-c', code, json.dumps(cfg.to_dict())], stdout=subprocess.DEVNULL,
-                            stderr=subprocess.PIPE, text=True, env={**os.environ, 'OMP_NUM_THREADS': '1'})
-
-
-def killed_until_done(cfg, n_kills, wait, rng):
+def killed_until_done(start, cfg, n_kills, wait, rng):
     "Start the run again and again, each time killed at a random moment, until it is left alone; how often it was killed."
     kills = 0
     for attempt in range(n_kills + 1):
@@ -55,12 +48,12 @@ def killed_until_done(cfg, n_kills, wait, rng):
 
 
 @pytest.mark.slow
-def test_killed_runs_end_as_if_nothing_had_happened(tmp_path):
+def test_killed_runs_end_as_if_nothing_had_happened(tmp_path, start):
     "SIGKILL at random moments: same events, same tensors, bit for bit."
     began = time.monotonic()
     assert start(toy(tmp_path/'whole', memory=2)).wait() == 0
     took = time.monotonic() - began                                # some machines are many times as fast as others
-    assert killed_until_done(toy(tmp_path/'killed', memory=2, save_every=0.), 3, (.3*took, .7*took), random.Random(0))
+    assert killed_until_done(start, toy(tmp_path/'killed', memory=2, save_every=0.), 3, (.3*took, .7*took), random.Random(0))
     whole, killed = Run.open(tmp_path/'whole'), Run.open(tmp_path/'killed')
     assert same_events(whole, killed) == []
     assert same_weights(weights(whole), weights(killed))
@@ -80,17 +73,11 @@ def test_every_method_is_one_parameter_away(tmp_path, method):
     else: assert len(paths) == 18
 
 
-def test_interrupted_in_the_middle_of_an_epoch_it_goes_on_there(tmp_path):
+def test_interrupted_in_the_middle_of_an_epoch_it_goes_on_there(tmp_path, stop_at):
     "Stopped by control.json, started again: the same as without a stop."
     whole = train_supernet(toy(tmp_path/'whole', method='spos', epochs=2), report=None)
     cfg = toy(tmp_path/'cut', method='spos', epochs=2)
-    trainer = Trainer(cfg, report=None)
-    step = trainer.train_step
-    def stop_at_7(x, y):
-        step(x, y)
-        if trainer.step == 7: write_control(cfg.run_dir, stop=True)
-    trainer.train_step = stop_at_7
-    cut = trainer.train()
+    cut = stop_at(SupernetTrainer(cfg, report=None), 7).train()
     assert cut.status == 'stopped' and cut.status_text == 'asked to stop' and cut.checkpoint()[0] == 7
     cut = train_supernet(cfg, report=None)
     assert cut.status == 'ended'
@@ -99,7 +86,7 @@ def test_interrupted_in_the_middle_of_an_epoch_it_goes_on_there(tmp_path):
 
 def test_a_loss_that_is_no_number_is_skipped_and_reported(tmp_path):
     "Two bad steps change no weight and are reported; a run of them ends with a sentence and the last good checkpoint."
-    trainer = Trainer(toy(tmp_path/'some', method='spos', epochs=1), report=None)
+    trainer = SupernetTrainer(toy(tmp_path/'some', method='spos', epochs=1), report=None)
     criterion, before = trainer.criterion, {}
     def sometimes(logits, y):
         if trainer.step == 6: before.update({k: v.clone() for k, v in trainer.net.named_parameters()})
@@ -111,19 +98,19 @@ def test_a_loss_that_is_no_number_is_skipped_and_reported(tmp_path):
     assert run.events('warning').message.str.contains('2 of 5 steps were skipped').any()
     assert all(v.isfinite().all() for v in weights(run).values() if v.is_floating_point())
 
-    trainer = Trainer(toy(tmp_path/'all', method='spos', save_every=0.), report=None)
+    trainer = SupernetTrainer(toy(tmp_path/'all', method='spos', save_every=0.), report=None)
     criterion_, n = trainer.criterion, 12
     trainer.criterion = lambda logits, y: criterion_(logits, y) * (float('nan') if trainer.step >= n else 1)
-    with pytest.raises(InputError, match='no finite number .* in a row'): trainer.train()
+    with pytest.raises(InputError, match='consecutive losses were not finite'): trainer.train()
     run = Run.open(tmp_path/'all')
-    assert run.status == 'stopped' and 'no finite number' in run.status_text
+    assert run.status == 'stopped' and 'not finite' in run.status_text
     assert run.checkpoint()[0] == 10 and all(v.isfinite().all() for v in weights(run).values() if v.is_floating_point())
 
 
 def test_control_is_obeyed_and_nonsense_ignored(tmp_path):
     "Another threshold and a veto are taken and logged; a veto of an op that does not exist is reported."
     cfg = toy(tmp_path/'run', method='spos', epochs=2)
-    trainer, asked = Trainer(cfg, report=None), {
+    trainer, asked = SupernetTrainer(cfg, report=None), {
         3: dict(merge_threshold=.5, vetoes=[[0, 'ID', 'MB3_K3']]), 6: dict(vetoes=[[0, 'ID', 'MB9']]), 9: dict(vetoes=[[99, 'ID', 'MB3_K3']])}
     step = trainer.train_step
     def ask(x, y):
@@ -133,14 +120,14 @@ def test_control_is_obeyed_and_nonsense_ignored(tmp_path):
     run = trainer.train()
     control = run.events('control')
     assert control.merge_threshold.tolist() == [.5] and control.vetoes.tolist() == [[[0, 'ID', 'MB3_K3']]]
-    assert trainer.shrinker.threshold == .5
+    assert trainer.algorithm.threshold == .5
     warnings = run.events('warning').message
     assert warnings.str.contains("control.json is ignored: Unknown op of toy 'MB9'").sum() == 1
     assert warnings.str.contains('control.json is ignored: layer of a veto is 99').sum() == 1
 
 
 @pytest.mark.slow
-def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path):
+def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, start):
     "With no room for a checkpoint the run ends with a sentence; with room again it goes on."
     cfg = toy(tmp_path/'run', method='spos', epochs=3, save_every=0.)
     limit = 'import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))'
@@ -166,18 +153,18 @@ def rounds_of(n=3, **changes):
     "The events of some rounds on an additive truth, without a supernet."
     space, events = get_space('toy'), []
     cfg = toy('', m=150, filter_dim=16, filter_iters=0, **changes)
-    shrinker = Shrinker(cfg, space, additive(space), log=lambda kind, **facts: events.append(dict(kind=kind, **facts)))
+    algorithm = Algorithm1(cfg, space, additive(space), log=lambda kind, **facts: events.append(dict(kind=kind, **facts)))
     for epoch in range(cfg.warmup_epochs, cfg.warmup_epochs + n):
-        shrinker.round(epoch)
-        shrinker.begin(epoch)
-        paths = torch.cat([shrinker.sample() for _ in range(50)])
+        algorithm.round(epoch)
+        algorithm.begin(epoch)
+        paths = torch.cat([algorithm.sample() for _ in range(50)])
         assert space.alive[torch.arange(space.n_layers), paths].all()
-    return space, shrinker, pd.DataFrame(events)
+    return space, algorithm, pd.DataFrame(events)
 
 
 def test_rounds_label_learn_and_follow_q():
     "Kept shares fall as q rises, agreement is measured from the second round on, and no filter is called degenerate."
-    space, shrinker, events = rounds_of(4, op_shrinkage=False)
+    space, algorithm, events = rounds_of(4, op_shrinkage=False)
     rounds = events[events.kind == 'round']
     assert not rounds.verdict.any() and rounds.u.notna().tolist() == [False, True, True, True]
     assert (rounds.n_weak / (rounds.q * rounds.m)).between(.7, .95).all()                 # the others are held out
@@ -187,7 +174,7 @@ def test_rounds_label_learn_and_follow_q():
 
 def test_merges_follow_the_plan():
     "With a low threshold ops go, round by round, no more than the cap, and are never drawn again."
-    space, shrinker, events = rounds_of(3, merge_threshold=.3, max_merges=2)
+    space, algorithm, events = rounds_of(3, merge_threshold=.3, max_merges=2)
     done = events[(events.kind == 'merge') & (events.decision == 'merge')]
     assert len(done) and done.groupby('round').size().max() <= 2
     assert int((~space.alive).sum()) == len(done)
@@ -198,13 +185,13 @@ def test_a_degenerate_filter_is_reported_and_not_acted_on():
     "With scores that are pure noise nothing is merged, and training goes on with uniform paths."
     space, events, g = get_space('toy'), [], torch.Generator().manual_seed(0)
     noise = lambda paths: Scores(torch.rand(len(paths), generator=g), torch.rand(len(paths), generator=g))
-    shrinker = Shrinker(toy('', merge_threshold=0.), space, noise, log=lambda kind, **f: events.append(dict(kind=kind, **f)))
-    facts = shrinker.round(2)
-    shrinker.begin(2)
-    shrinker.sample()
+    algorithm = Algorithm1(toy('', merge_threshold=0.), space, noise, log=lambda kind, **f: events.append(dict(kind=kind, **f)))
+    facts = algorithm.round(2)
+    algorithm.begin(2)
+    algorithm.sample()
     assert facts['verdict'] and not facts['merged'] and not facts['stop'] and space.alive.all()
-    assert any(e['kind'] == 'warning' and 'is not acted on' in e['message'] for e in events)
-    assert shrinker.current.take_stats()['rate'] == 1
+    assert any(e['kind'] == 'warning' and 'is rejected' in e['message'] for e in events)
+    assert algorithm.current.take_stats()['rate'] == 1
 
 
 @pytest.mark.parametrize('rule, facts, expected', [
@@ -243,17 +230,17 @@ def test_bad_configs_are_answered_with_a_sentence(tmp_path):
 
 
 DEATHS = [  # (changes of the run, what dies, at which call of it): the process is gone in the middle of it, at once
-    (dict(), 'Trainer._compare', 1),                                        # after the last checkpoint, before the end
-    (dict(stop_rule='paper', beta=0.), 'Trainer._compare', 1),              # the stop was decided, and nothing says so yet
-    (dict(), 'Shrinker.learn', 2),                                          # in a round, right after an epoch's last step
-    (dict(warmup_epochs=0), 'Trainer.train_epoch', 1),                      # after a round before the first step
+    (dict(), 'SupernetTrainer._compare', 1),                                        # after the last checkpoint, before the end
+    (dict(stop_rule='paper', beta=0.), 'SupernetTrainer._compare', 1),              # the stop was decided, and nothing says so yet
+    (dict(), 'Algorithm1.learn', 2),                                          # in a round, right after an epoch's last step
+    (dict(warmup_epochs=0), 'SupernetTrainer.train_epoch', 1),                      # after a round before the first step
     (dict(), 'Run._prune', 3),                                              # a checkpoint is there, the old one too
-    (dict(method='greedynas'), 'Trainer.train_step', 50), (dict(method='fairnas', epochs=3), 'Trainer.train_step', 30)]
+    (dict(method='greedynas'), 'SupernetTrainer.train_step', 50), (dict(method='fairnas', epochs=3), 'SupernetTrainer.train_step', 30)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('changes, place, call', DEATHS)
-def test_killed_where_it_hurts(tmp_path, changes, place, call):
+def test_killed_where_it_hurts(tmp_path, start, changes, place, call):
     "Dead in the middle of what takes long or comes last: the next start ends with the same events, tensors and results."
     die = ('import os, greedynasv2.training as t; calls = [0]; cls, name = {!r}.split("."); cls = getattr(t, cls); old = getattr(cls, name)\n'
            'def new(self, *args):\n'
@@ -272,7 +259,7 @@ def test_killed_where_it_hurts(tmp_path, changes, place, call):
 
 def test_infinite_images_leave_nothing_behind(tmp_path):
     "A batch of infinities: its step is skipped, and no statistics of batch norms stay infinite."
-    trainer = Trainer(toy(tmp_path/'run', method='spos', epochs=1), report=None)
+    trainer = SupernetTrainer(toy(tmp_path/'run', method='spos', epochs=1), report=None)
     step = trainer.train_step
     trainer.train_step = lambda x, y: step(x * float('inf') if trainer.step == 3 else x, y)
     run = trainer.train()
@@ -285,10 +272,10 @@ def test_a_veto_keeps_two_ops_apart():
     _, _, events = rounds_of(1, merge_threshold=.0, max_merges=1)
     first = events[(events.kind == 'merge') & (events.decision == 'merge')].iloc[0]
     space, events = get_space('toy'), []
-    shrinker = Shrinker(toy('', m=150, filter_dim=16, filter_iters=0, merge_threshold=.0, max_merges=1), space, additive(space),
+    algorithm = Algorithm1(toy('', m=150, filter_dim=16, filter_iters=0, merge_threshold=.0, max_merges=1), space, additive(space),
                         log=lambda kind, **facts: events.append(dict(kind=kind, **facts)))
-    shrinker.vetoes = [[int(first.layer), first.kept, first.removed]]
-    shrinker.round(2)
+    algorithm.vetoes = [[int(first.layer), first.kept, first.removed]]
+    algorithm.round(2)
     merges = pd.DataFrame([e for e in events if e['kind'] == 'merge'])
     vetoed = merges[merges.decision == 'vetoed'].iloc[0]
     assert (vetoed.layer, {vetoed.kept, vetoed.removed}) == (first.layer, {first.kept, first.removed})
@@ -298,7 +285,7 @@ def test_a_veto_keeps_two_ops_apart():
 def test_an_epoch_without_a_draw_has_its_line(tmp_path):
     "Paths that were drawn before suffice for an epoch: there is no rate to tell, and the line does without."
     said = []
-    trainer = Trainer(toy(tmp_path/'run', method='spos', epochs=1, n_train=32), report=said.append)
+    trainer = SupernetTrainer(toy(tmp_path/'run', method='spos', epochs=1, n_train=32), report=said.append)
     trainer.log_accepted = lambda: None
     assert trainer.train().status == 'ended' and 'epoch 1/1: loss' in said[0] and 'keeps' not in said[0]
 
@@ -306,71 +293,75 @@ def test_an_epoch_without_a_draw_has_its_line(tmp_path):
 def test_rounds_remember():
     "Labels come from the last rounds, by today's q; the last word on a path counts, and dropped ops are forgotten."
     space = get_space('nasbench_macro')
-    shrinker = Shrinker(TrainConfig(m=100, memory=2), space, lambda p: Scores(p.sum(1).float(), p.sum(1).float()))
+    algorithm = Algorithm1(TrainConfig(m=100, memory=2), space, lambda p: Scores(p.sum(1).float(), p.sum(1).float()))
     for round_, q in enumerate((.5, .6, .7)):
-        shrinker.n_rounds = round_
-        weak, unlabelled, (held, place) = shrinker.label(q)
+        algorithm.n_rounds = round_
+        labels = algorithm.label(q)
+        weak, unlabelled, (held, rank) = labels.weak, labels.unlabelled, labels.unseen
         assert .7 < len(unlabelled) / round(10 * q * 100) < .9                   # the others are held out
-    assert len(shrinker.memory[0]) == 200 and .65 * 160 < len(weak) < .75 * 180 and 20 <= len(held) <= 60
-    assert weak.sum(1).float().min() >= held[place >= .7].sum(1).float().max() - 1   # high sums are the worst, whatever the round
-    assert shrinker.held_out(held).all() and not shrinker.held_out(torch.cat([weak, unlabelled])).any()
+    assert len(algorithm.memory.paths) == 200 and .65 * 160 < len(weak) < .75 * 180 and 20 <= len(held) <= 60
+    assert weak.sum(1).float().min() >= held[rank <= .3].sum(1).float().max() - 1   # high sums are the worst, whatever the round
+    assert algorithm.held_out(held).all() and not algorithm.held_out(torch.cat([weak, unlabelled])).any()
     space.drop(0, 2)
-    shrinker.n_rounds = 3
-    weak, _, (held, _) = shrinker.label(.7)
+    algorithm.n_rounds = 3
+    labels = algorithm.label(.7)
+    weak, (held, _) = labels.weak, labels.unseen
     assert (torch.cat([weak, held])[:, 0] != 2).all() and len(weak) + len(held) < 150
 
 
 def test_a_filter_that_lost_what_the_last_one_knew_is_not_acted_on():
     "It has to keep better paths, or to choose as well; what cannot be judged passes."
-    from greedynasv2.training import _check_share, _check_skill
-    old = .92, .93, .05
-    assert all(_check_skill(now, old) == '' for now in [(.93, .80, .05), (.80, .90, .05), None])
-    assert 'mean place 0.83, its skill is 0.70 (± 0.08); the filter before it has 0.92 and 0.93' in _check_skill((.83, .70, .08), old)
-    assert _check_skill((.51, .02, .05), None) == '' and 'guessing gives 0.50' in _check_skill((.49, -.02, .05), None)
-    assert _check_share(.04, .9) == '' and 'keeps 3.0% of all paths, where 10.0%' in _check_share(.03, .9)
+    old = Skill(.08, .93, .05)
+    assert all(check_skill(now, old) == '' for now in [Skill(.07, .80, .05), Skill(.20, .90, .05), None])
+    assert 'mean rank 17%, its skill is 0.70 (± 0.08); the filter before it has 8% and 0.93' in check_skill(Skill(.17, .70, .08), old)
+    assert check_skill(Skill(.49, .02, .05), None) == '' and 'guessing gives 50%' in check_skill(Skill(.51, -.02, .05), None)
+    assert check_share(.04, .9) == '' and 'keeps 3.0% of all paths, where 10.0%' in check_share(.03, .9)
 
 
 def test_a_filter_is_judged_by_what_it_keeps_of_the_paths_that_were_held_out():
     "Skill is 1 for the best share, whatever it is, 0 on average for a random one; all or nothing is no choice."
-    shrinker = Shrinker(TrainConfig(m=100), get_space('toy'), None)
-    paths, place = torch.arange(500)[:, None].expand(-1, 4), torch.arange(500) / 500
+    algorithm = Algorithm1(TrainConfig(m=100), get_space('toy'), None)
+    paths, rank = torch.arange(500)[:, None].expand(-1, 4), 1 - torch.arange(500).double() / 500
     for share in (.05, .3, .9):
-        shrinker.filt.is_weak = lambda p: p[:, 0] < 500 * (1 - share)
-        mean, skill, error = shrinker.skill(paths, place)
-        assert abs(mean - (1 - share / 2)) < .01 and abs(skill - 1) < .03 and error > 0
+        algorithm.filt.is_weak = lambda p: p[:, 0] < 500 * (1 - share)
+        mean, skill, error = algorithm.skill(paths, rank)
+        assert abs(mean - share / 2) < .01 and abs(skill - 1) < .03 and error > 0
     guesses = []
     for seed in range(40):
-        shrinker.filt.is_weak = lambda p: torch.rand(len(p), generator=torch.Generator().manual_seed(seed)) > .2
-        guesses.append(shrinker.skill(paths, place))
+        algorithm.filt.is_weak = lambda p: torch.rand(len(p), generator=torch.Generator().manual_seed(seed)) > .2
+        guesses.append(algorithm.skill(paths, rank))
     skills = torch.tensor([g[1] for g in guesses])
     assert skills.mean().abs() < .03 and .5 < skills.std() / guesses[0][2] < 1.5     # the error is what it says
     for everything in (True, False):
-        shrinker.filt.is_weak = lambda p: torch.full((len(p),), everything)
-        assert shrinker.skill(paths, place) is None
+        algorithm.filt.is_weak = lambda p: torch.full((len(p),), everything)
+        assert algorithm.skill(paths, rank) is None
 
 
 def test_an_older_filter_that_stands_in_is_tightened_if_held_out_paths_agree():
     "It keeps the share 1 - q that it likes best, and what it kept before where that would be worse."
     space = get_space('toy')
-    shrinker, paths = Shrinker(TrainConfig(m=100), space, None), space.sample(2000, torch.Generator().manual_seed(0))
-    shrinker.filt.log_phi = lambda p: (p * torch.tensor([1., 1.3, 1.7, 2.1])).sum(1) - 100      # high sums are weak
-    value = shrinker.filt.log_phi(paths)
-    shrinker.filt.log_phi_max.fill_(value.median() + torch.tensor(2.).log())
-    kept = lambda: 1 - shrinker.filt.is_weak(paths).float().mean().item()
-    place = (-value).argsort().argsort() / len(value)                  # the truth agrees
+    algorithm, paths = Algorithm1(TrainConfig(m=100), space, None), space.sample(2000, torch.Generator().manual_seed(0))
+    algorithm.filt.log_phi = lambda p: (p * torch.tensor([1., 1.3, 1.7, 2.1])).sum(1) - 100      # high sums are weak
+    value = algorithm.filt.log_phi(paths)
+    algorithm.filt.log_phi_max.fill_(value.median() + torch.tensor(2.).log())
+    kept = lambda: 1 - algorithm.filt.is_weak(paths).float().mean().item()
+    rank = value.argsort().argsort().double() / len(value)              # the truth agrees
+    def tighten(q, rank):
+        labels = Labels(paths, rank, torch.ones(len(paths), dtype=torch.bool), paths[:0], paths, q, q)
+        algorithm._tighten(labels, algorithm.skill(*labels.unseen))
     half = kept()
-    shrinker._tighten(.9, paths, (paths, 1 - place), shrinker.skill(paths, 1 - place)[0])
+    tighten(.9, 1 - rank)
     assert kept() == half                                              # the truth is the other way round: as before
     for q in (.7, .9):
-        shrinker._tighten(q, paths, (paths, place), shrinker.skill(paths, place)[0])
+        tighten(q, rank)
         assert .8 * (1 - q) < kept() < 1.2 * (1 - q)
-    shrinker._tighten(.6, paths, (paths, place), shrinker.skill(paths, place)[0])
+    tighten(.6, rank)
     assert kept() < .12                                                # never looser
 
 
 def test_the_classifier_may_see_small_features_first(tmp_path):
     "`head_scale` is where the batch norm before the classifier starts; blocks are left alone."
-    nets = [Trainer(toy(tmp_path/f'{scale}', head_scale=scale), None).net for scale in (1., .25)]
+    nets = [SupernetTrainer(toy(tmp_path/f'{scale}', head_scale=scale), None).net for scale in (1., .25)]
     assert [batch_norms(net.head)[-1].weight.unique().tolist() for net in nets] == [[1.], [.25]]
     assert all(torch.equal(a, b) for a, b in zip(nets[0].layers.parameters(), nets[1].layers.parameters()))
     with pytest.raises(InputError, match='head_scale is 0.0; it must be above 0'): toy(tmp_path, head_scale=0.)
@@ -378,7 +369,7 @@ def test_the_classifier_may_see_small_features_first(tmp_path):
 
 def test_aligned_residual_branches_start_at_zero(tmp_path):
     "In aligned blocks with a shortcut the last batch norm starts at 0; others start at 1."
-    blocks = [b for row in Trainer(toy(tmp_path, aligned=True), None).net.layers for b in row if isinstance(b, MBConv)]
+    blocks = [b for row in SupernetTrainer(toy(tmp_path, aligned=True), None).net.layers for b in row if isinstance(b, MBConv)]
     first = [(b.residual, batch_norms(b)[-1].weight.unique().tolist()) for b in blocks]
     assert {True, False} == {residual for residual, _ in first}
     assert all(weight == [0. if residual else 1.] for residual, weight in first)
@@ -390,26 +381,73 @@ def test_labels_may_stop_at_half_while_the_filter_grows_pickier(data_file):
     cfg = make_config('paper_mobile', space='nasbench_macro', m=300, filter_dim=16, filter_iters=150, q_label=.5, warmup_epochs=0,
                       q_epochs=2, q_end=.9, round_every=1, epochs=4, merge_threshold=.2)
     space = get_space('nasbench_macro')
-    shrinker = Shrinker(cfg, space, macro_evaluator())
-    rounds = [shrinker.round(epoch) for epoch in range(3)]
+    algorithm = Algorithm1(cfg, space, macro_evaluator())
+    rounds = [algorithm.round(epoch) for epoch in range(3)]
     assert [round(r['q'], 2) for r in rounds] == [.5, .7, .9] and sum(r['merged'] for r in rounds) > 0
-    assert all(r['n_weak'] < .55 * len(shrinker.memory[0]) for r in rounds)
+    assert all(r['n_weak'] < .55 * len(algorithm.memory.paths) for r in rounds)
     sound = [r for r in rounds if not r['verdict']]
     assert sound and all(r['kept'] < 1.3 * (1 - r['q']) for r in sound[1:])
     alive = space.sample(5000)
-    assert (~shrinker.filt.is_weak(alive)).float().mean() < .2
+    assert (~algorithm.filt.is_weak(alive)).float().mean() < .2
 
 
 def test_a_round_that_teaches_nothing_leaves_the_older_filter_tightened(monkeypatch):
     "The filter of the round before stays, keeps no more than it should at the new q, and nothing is merged."
-    _, shrinker, events = rounds_of(1)
-    assert shrinker.filt.rounds == 1 and not shrinker.filt.verdict
-    before = {k: v.clone() for k, v in shrinker.filt.state_dict().items()}
-    monkeypatch.setattr('greedynasv2.training.weak_prior', lambda cfg, epoch: .9)
+    _, algorithm, events = rounds_of(1)
+    assert algorithm.filt.rounds == 1 and not algorithm.filt.verdict
+    before = {k: v.clone() for k, v in algorithm.filt.state_dict().items()}
+    monkeypatch.setattr('greedynasv2.algorithm.weak_prior', lambda cfg, epoch: .9)
     def fails(filt, *args): filt.start(FilterConfig()); raise InputError('the loss became nan')
-    monkeypatch.setattr('greedynasv2.training.train_filter', fails)
-    facts = shrinker.round(3)
-    after = shrinker.filt.state_dict()
-    assert facts['verdict'] == 'the loss became nan' and not facts['merged'] and not shrinker.filt.verdict
+    monkeypatch.setattr('greedynasv2.vpu.train_filter', fails)
+    facts = algorithm.round(3)
+    after = algorithm.filt.state_dict()
+    assert facts['verdict'] == 'the loss became nan' and not facts['merged'] and not algorithm.filt.verdict
     assert all(torch.equal(before[k], after[k]) for k in before if k != 'log_phi_max')
     assert after['log_phi_max'] < before['log_phi_max'] and .05 < facts['kept'] < .15
+
+
+@pytest.mark.parametrize('given, says', [
+    (dict(filter='vpuu'), "Unknown filter 'vpuu'. Did you mean 'vpu'"), (dict(sampler='unifrom'), "Did you mean 'uniform'"),
+    (dict(shrinker='marge'), "Did you mean 'merge'"), (dict(method='spos', sampler='filtered'), 'filter is none'),
+    (dict(sampler='uniform', filter='none'), 'shrinker none'), (dict(method='spos', filter='vpu'), 'never used'),
+    (dict(sampler='fair', filter='none', shrinker='none', warm_from='x'), 'no warm-up')])
+def test_parts_that_do_not_fit_are_refused(given, says):
+    "By name or by combination, before any work starts."
+    with pytest.raises(InputError, match=says): toy('', **given)
+
+
+def test_parts_by_name(tmp_path):
+    "A part replaces that of the method; the run's folder is named after it, and it goes on from its checkpoint."
+    cfg = toy(tmp_path/'run', filter='nnpu', shrinker='none', epochs=3)
+    assert parts_of(cfg) == ('filtered', 'nnpu', 'none', 'one')
+    cut = train_supernet(cfg.replace(stop_epoch=3 - 1), report=None)
+    assert cut.status == 'stopped' and cut.filter is None or cut.filter.kind == 'nnpu'
+    run = train_supernet(cfg, report=None)
+    assert run.status == 'ended' and run.filter.kind == 'nnpu' and not len(run.events('merge'))
+    assert run.filter_at(0).kind == 'nnpu'
+
+
+def test_a_filter_that_judges_itself_gets_all_paths():
+    "Nothing is held out for it, and what it says about its skill goes into the event."
+    class Sure(FILTERS['vpu']):
+        judges_itself = True
+        def fit(self, labels, seed):
+            assert not labels.held_out.any() and len(labels.unlabelled) == 10 * round(labels.q_weak * 150)
+            assert labels.round.tolist() == sorted(labels.round.tolist()) and len(labels.paths) == 150 * (1 + int(labels.round[-1] > 0))
+            return {**super().fit(labels, seed), 'place': .9, 'skill': .8}
+    try:
+        FILTERS['sure'] = Sure
+        space, algorithm, events = rounds_of(2, filter='sure', memory=2)
+        assert events[events.kind == 'round'].skill.tolist() == [.8, .8]
+    finally: del FILTERS['sure']
+
+
+def test_simulation_knows_no_weights_and_gives_alive_paths():
+    "Every epoch once, the asked number of paths, better ones after warm-up than in it."
+    space = get_space('toy')
+    evaluate = additive(space)
+    cfg = toy('', m=150, filter_dim=16, filter_iters=0, merge_threshold=.3)
+    found = {epoch: paths for epoch, paths in simulate(cfg, space, evaluate, paths_per_epoch=30)}
+    assert list(found) == list(range(cfg.epochs)) and {len(paths) for paths in found.values()} == {30}
+    assert space.is_alive(found[cfg.epochs - 1]).all()
+    assert evaluate(found[cfg.epochs - 1]).loss.mean() < evaluate(found[0]).loss.mean()

@@ -7,14 +7,14 @@ import torch
 import torch.distributed as dist
 
 from greedynasv2.core import InputError
+from greedynasv2.loop import StepRecord, cosine_lr
 from greedynasv2.runs import Run, read_heartbeat, same_events, write_control
 from greedynasv2.spaces import get_space
 from greedynasv2.supernet import SuperNet, SupernetEvaluator, step_path
-from greedynasv2.training import TrainConfig, Trainer, learning_rate, make_config, train_supernet
-from greedynasv2.workers import Spread, WorkerConfig, WorkerError, launch, lead, reduce_gradients, world
+from greedynasv2.training import SupernetTrainer, TrainConfig, make_config, train_supernet
+from greedynasv2.workers import DistributedEvaluator, WorkerConfig, WorkerError, launch, on_rank0, reduce_gradients, world
 
 from conftest import until
-from test_training import start
 
 HERE = Path(__file__).resolve().parent
 SHORT = dict(space='toy', method='spos', epochs=5, image_size=16, n_train=160, batch_size=16, lr=.03, m=40, n_valid=60, filter_dim=8,
@@ -24,23 +24,23 @@ SHORT = dict(space='toy', method='spos', epochs=5, image_size=16, n_train=160, b
 def short(folder, **changes): return make_config('demo', **{**SHORT, 'run_dir': str(folder), **changes})
 
 
-class Halves(Trainer):
+class Halves(SupernetTrainer):
     "One worker that goes through a batch in two halves and adds up their gradients, between two steps."
     between = 0, 10**9
 
     def train_step(self, x, y):
         if not self.between[0] <= self.step < self.between[1]: return super().train_step(x, y)
-        paths = self.shrinker.sample()
+        paths = self.algorithm.sample()
         for half in zip(x.chunk(2), y.chunk(2)):
             for path in paths: (self.criterion(self.net(half[0], path), half[1]) / 2).backward()
         params = list(dict.fromkeys(p for path in paths for p in self.net.path_params(path)))
-        self.optimizer.param_groups[0]['lr'] = learning_rate(self.cfg, self.step, self.n_steps)
+        self.optimizer.param_groups[0]['lr'] = cosine_lr(self.cfg, self.step, self.n_steps)
         norm = torch.nn.utils.get_total_norm([p.grad for p in params])
         torch.nn.utils.clip_grads_with_norm_(params, self.cfg.clip, norm)
         for p in params: self.optimizer.state[p].setdefault('momentum_buffer', torch.zeros_like(p))
         step_path(self.optimizer, params)
         self.step += 1
-        self.pending.append((norm, norm, paths))
+        self.pending.append(StepRecord(norm, norm, paths))
 
 
 def in_halves(cfg, between=(0, 10**9)):
@@ -81,18 +81,18 @@ def test_two_workers_train_as_one_that_accumulates_two_halves(tmp_path, referenc
 def probe(device, out):
     "What two workers find out about themselves; the first one writes it down."
     found, sizes, all_reduce = {}, [], dist.all_reduce
-    trainer = Trainer(short(Path(out)/'run', method='greedynas', warmup_epochs=0, epochs=1), report=None)
+    trainer = SupernetTrainer(short(Path(out)/'run', method='greedynas', warmup_epochs=0, epochs=1), report=None)
     net, paths = trainer.net, trainer.space.sample(21, torch.Generator().manual_seed(1))
     x, y = trainer.data.tensors('valid', 60)
     alone = SupernetEvaluator(net, x, y)
-    spread = Spread('probe', alone)
+    spread = DistributedEvaluator('probe', alone)
     for n in (21, 1):
-        scores = lead(lambda: tuple(spread(paths[:n])))
+        scores = on_rank0(lambda: tuple(spread(paths[:n])))
         found[f'scores of {n}'] = all(torch.equal(a, b) for a, b in zip(scores, alone(paths[:n])))
     dist.all_reduce = lambda t: (sizes.append(t.numel()), all_reduce(t))
-    trainer.shrinker.begin(0)
-    for images, labels in list(trainer._batches(0, 0))[:3]: trainer.train_step(images, labels)
-    used = [sum(p.numel() for p in net.path_params(p)) + 1 for *_, path in trainer.pending for p in path]
+    trainer.algorithm.begin(0)
+    for images, labels in list(trainer.batches(0, 0))[:3]: trainer.train_step(images, labels)
+    used = [sum(p.numel() for p in net.path_params(p)) + 1 for record in trainer.pending for p in record.about]
     found |= dict(reduced=list(sizes), used=used, whole=net.n_params)
     before = {k: v.clone() for k, v in net.named_parameters()}
     trainer.train_step(images * (float('nan') if world.rank == 1 else 1), labels)
@@ -101,7 +101,7 @@ def probe(device, out):
     dist.all_gather_object(everyone, (found['skipped'], {k: v.detach() for k, v in net.named_parameters()}))
     found['skipped by all'] = all(skipped for skipped, _ in everyone)
     found['equal'] = all(torch.equal(everyone[0][1][k], everyone[1][1][k]) for k in before)
-    if world.leads: (Path(out)/'found.json').write_text(json.dumps(found))
+    if world.is_rank0: (Path(out)/'found.json').write_text(json.dumps(found))
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_workers_are_killed_and_all_go_on(tmp_path, reference):
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_is_stopped_and_goes_on(tmp_path, reference):
+def test_an_interrupted_run_is_stopped_and_goes_on(tmp_path, reference, start):
     "Ctrl-C reaches the process that has started the workers: they end with it, and the run folder says why."
     process = start(short(tmp_path/'run', n_procs=2))
     until(lambda: (tmp_path/'run'/'checkpoint').exists() and Run.open(tmp_path/'run').checkpoint(), 120, 'a checkpoint')
@@ -157,16 +157,10 @@ def test_an_interrupted_run_is_stopped_and_goes_on(tmp_path, reference):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_workers(tmp_path):
+def test_a_run_goes_on_with_another_number_of_workers(tmp_path, stop_at):
     "One worker, then two, then one: the same images and paths, as if one had accumulated in the middle."
     cfg = short(tmp_path/'run', epochs=4)
-    first = Trainer(cfg, report=None)
-    step = first.train_step
-    def stop_at_7(x, y):
-        step(x, y)
-        if first.step == 7: write_control(cfg.run_dir, stop=True)
-    first.train_step = stop_at_7
-    assert first.train().status == 'stopped'
+    assert stop_at(SupernetTrainer(cfg, report=None), 7).train().status == 'stopped'
     ask = lambda line: 'epoch 2' in line and write_control(cfg.run_dir, stop=True)
     assert train_supernet(cfg.replace(n_procs=2), report=ask).status == 'stopped'
     run = train_supernet(cfg, report=None)
