@@ -60,12 +60,12 @@ def _reproduced(key):
 
 def ranks():
     return plot_curves(rank_curves(_reproduced('rank')), 'epoch', 'mean percentile rank (0 is best)',
-                       'Paths that were trained, ranked by the truth').update_layout(height=400, yaxis_rangemode='tozero')
+                       'Paths that were trained, ranked by benchmark accuracy').update_layout(height=400, yaxis_rangemode='tozero')
 
 
 def tau():
     return plot_intervals(tau_bars(_reproduced('tau')), 'tau', 'tau (%)',
-                          "Kendall's tau among the true top 10 %, with 95 % bootstrap intervals").update_layout(height=360)
+                          "Kendall's tau in the benchmark's top 10 %, with 95 % bootstrap intervals").update_layout(height=360)
 
 
 FIGURES = dict(path=path, space=space, benchmark=benchmark)
