@@ -320,7 +320,8 @@ def merge_rows(largest:dict) -> list[tuple]:
     for name, run in own.items():
         what = 'ops merged; network found without limit, within the FLOPs limit, trained alone (%)'
         found = [_accuracies([run], key) for key in JUDGED_BY]
-        rows.append((f'{GROWTH[-1]}, {name}: {what}', ABLATED.get(name.removesuffix('-0'), ''), '; '.join([str(run['merged']), *found])))
+        paper = ABLATED.get(name.removesuffix('-0'), '')
+        rows.append((f'{GROWTH[-1]}, {name}: {what}', paper, '; '.join([str(run['merged']), *found])))
     for name, twin in again.items():
         rows.append((f'{GROWTH[-1]}, {name}', '', f'same run as {twin}'))
     return rows
