@@ -71,7 +71,7 @@ def ranks():
 
 
 def tau():
-    title = "Kendall's tau among the true top 10 %, with 95 % bootstrap intervals"
+    title = "Kendall's tau in the benchmark's top 10 %, with 95 % bootstrap intervals"
     return plot_intervals(tau_bars(_reproduced('tau')), 'tau', 'tau (%)', title).update_layout(height=360)
 
 

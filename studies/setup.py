@@ -11,11 +11,13 @@ setup(
     name=cfg['lib_name'],
     version=cfg['version'],
     description=cfg['description'],
+    long_description=cfg['description'],      # pyproject.toml, which nbdev writes, asks for one
     author=cfg['author'],
     license=cfg['license'],
     keywords=cfg['keywords'].split(),
     python_requires=f'>={cfg["min_python"]}',
     packages=find_packages(include=[cfg['lib_name']]),
     install_requires=cfg['requirements'].split(),
+    classifiers=[f'Programming Language :: Python :: {cfg["min_python"]}', 'Private :: Do Not Upload'],
     zip_safe=False,
 )

@@ -110,3 +110,14 @@ def test_every_import_is_declared(wheel):
     missing = {name for name in third_party_imports()
                if not known & {canonicalize_name(d) for d in owners.get(name, [name])}}
     assert not missing, f'imported, but not among the requirements in settings.ini: {sorted(missing)}'
+
+
+def test_studies_install_next_to_the_library(clean_python, tmp_path):
+    "As `make` does it: editable, without dependencies; every module is found outside of the checkout."
+    shutil.copytree(ROOT/'studies', tmp_path/'studies', ignore=shutil.ignore_patterns('__pycache__', '*.egg-info'))
+    install = '--no-deps', '--no-index', '--no-build-isolation', '-e', './studies'
+    # pip builds with the new environment's Python, which borrows setuptools from this one
+    run(clean_python, '-m', 'pip', 'install', *install, cwd=tmp_path)
+    modules = [f.stem for f in (ROOT/'studies/greedynasv2_studies').glob('[!_]*.py')]
+    code = f'import importlib; [importlib.import_module("greedynasv2_studies." + name) for name in {modules}]'
+    run(clean_python, '-I', '-c', code, cwd=tmp_path)

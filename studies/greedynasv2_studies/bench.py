@@ -86,7 +86,7 @@ class UsualStepper(Stepper):
 
     def __call__(self, path:Tensor):
         if self.grads:
-            for p, grad in zip(self.params, self.grads):
+            for p, grad in zip(self.params, self.grads, strict=True):
                 p.grad = grad
         self.optimizer.zero_grad(set_to_none=False)
         self.loss(path).backward()
@@ -167,7 +167,7 @@ def _work(rank:int, n_workers:int, folder:str, spec:str, paths:list, batch_size:
     gradients = DDPStepper(copy.deepcopy(net), x, y, buffers=False)
     defaults = DDPStepper(copy.deepcopy(net), x, y)
     counts = [[_bytes_a_step(ours, path), _bytes_a_step(hooked, path)] for path in paths]
-    for p, other in zip(ours.params, hooked.params):
+    for p, other in zip(ours.params, hooked.params, strict=True):
         torch.testing.assert_close(p, other)
     timed_ways = {'ours': ours, 'DDP, gradients alone': gradients, 'DDP, its defaults': defaults}
     jobs = {name: lambda step=step: [step(path) for path in paths] for name, step in timed_ways.items()}
@@ -369,11 +369,11 @@ def kept_bytes(
 
 # %% ../nbs/05_bench.ipynb #4b067099
 @contextmanager
-def timed(owner, name:str, seconds:dict, part:str, device=torch.device('cpu')):
-    "Within: the time that `owner.name` takes is added to `seconds[part]`, without what is added to other parts meanwhile."
+def timed(owner, name:str, seconds:dict, part:str, device:torch.device|None=None):
+    "Within: the time of `owner.name` is added to `seconds[part]`, without what other parts get meanwhile."
     inner = getattr(owner, name)
     def clock():
-        if device.type == 'cuda':
+        if device is not None and device.type == 'cuda':
             torch.cuda.synchronize()
         return time.perf_counter()
     def outer(*args, **kwargs):

@@ -24,6 +24,7 @@ def as_table(rows:list[tuple]) -> pd.DataFrame:
     "Rows of claims as a table."
     return pd.DataFrame(rows, columns=['claim', 'paper', 'ours'])
 
+# %% ../nbs/04_claims.ipynb #6386cc50
 def over_runs(values) -> str:
     "Mean of what several seeds gave, from the smallest to the largest."
     values = [value for value in values if value is not None and not math.isnan(value)]
@@ -34,10 +35,12 @@ def over_runs(values) -> str:
         return mean
     return f'{mean} ({min(values):.2f} to {max(values):.2f})'
 
+# %% ../nbs/04_claims.ipynb #7db61b74
 def of_method(done:dict, name:str) -> list[dict]:
     "The runs called `name`, whatever their seed."
     return [measured for key, measured in done.items() if key.rsplit('-', 1)[0] == name]
 
+# %% ../nbs/04_claims.ipynb #1164653c
 def paired_runs(done:dict, name:str) -> list[tuple[dict, dict]]:
     "GreedyNASv2's run and the one called `name` of each seed that has both."
     seeds = [key.rsplit('-', 1)[1] for key in done if key.startswith('greedynasv2-')]
@@ -68,6 +71,7 @@ def mean_rank(
     ranks = ranks[ranks.epoch >= max(cfg['warmup_epochs'], since * cfg['epochs'])]
     return float((ranks['rank'] * ranks.n).sum() / ranks.n.sum())
 
+# %% ../nbs/04_claims.ipynb #9eab06a8
 def _best_share(measured:dict) -> float:
     "Share of the trained paths that are of the best tenth."
     shares = measured['shares']
@@ -88,13 +92,15 @@ def rank_rows(done:dict) -> list[tuple]:
     return rows
 
 # %% ../nbs/04_claims.ipynb #1e62857d
-JUDGED = dict(weak_precision='93.74', weak_recall='98.21', good_precision='', good_recall='', kept='6')      # and the paper's
+# Marks of a filter, and the paper's
+JUDGED = dict(weak_precision='93.74', weak_recall='98.21', good_precision='', good_recall='', kept='6')
 
 def at_operating_point(measured:dict, share:float=6.) -> dict:
     "The round whose filter keeps a share nearest to the paper's: about 6 %."
     rounds = measured['rounds'].to_dict('records')
     return min(rounds, key=lambda row: abs(row['kept'] - share), default={})
 
+# %% ../nbs/04_claims.ipynb #61058926
 def filter_rows(runs:list[dict]) -> list[tuple]:
     "The filter at the paper's operating point, and all that are near it."
     nearest = [point for point in map(at_operating_point, runs) if point]
@@ -135,10 +141,11 @@ def tau_rows(done:dict) -> list[tuple]:
         for method in (*METHODS, 'no_path_shrinkage'):
             paper = PAPER[method][1] if key == 'tau' and method in PAPER else ''
             taus = _taus([measured[key] for measured in of_method(done, method)])
-            rows.append((f"Kendall's tau in the true top 10 %, by {word}, {method} (%)", paper, taus))
-    rows.append(("Kendall's tau in the true top 10 %, multiply-adds alone (%)", '', _taus([tau_of_flops()])))
+            rows.append((f"Kendall's tau in the benchmark's top 10 %, by {word}, {method} (%)", paper, taus))
+    rows.append(("Kendall's tau in the benchmark's top 10 %, multiply-adds alone (%)", '', _taus([tau_of_flops()])))
     return rows
 
+# %% ../nbs/04_claims.ipynb #59c9182f
 def gain_rows(done:dict) -> list[tuple]:
     "Whether GreedyNASv2's supernets rank them better: seed by seed over the paths, and over the runs."
     uniform = [measured for name in UNIFORM for measured in of_method(done, name)]
@@ -166,6 +173,7 @@ def would_stop(
             return facts['epoch']
     return math.nan
 
+# %% ../nbs/04_claims.ipynb #bd019e53
 def stopped_share(
     runs:list[dict],             # Measures, one of each seed
     rule:str='guarded',
@@ -176,6 +184,7 @@ def stopped_share(
         return 'never'
     return over_runs(shares)
 
+# %% ../nbs/04_claims.ipynb #77d89d41
 def fall_after(by_epoch:pd.Series, epoch:float) -> float:
     "By how much a measure still fell from `epoch` to the last one."
     if epoch not in by_epoch.index:
@@ -219,7 +228,8 @@ def stop_rows(done:dict, grown:dict) -> list[tuple]:
     return rows
 
 # %% ../nbs/04_claims.ipynb #a479045f
-FOUND = dict(true='true accuracy of the network found', true_best='mean true accuracy of the ten best that search saw',
+FOUND = dict(true='benchmark accuracy of the network found',
+             true_best='mean benchmark accuracy of the ten best that search saw',
              acc='accuracy in the supernet of the network found')
 
 def found_rows(done:dict) -> list[tuple]:
@@ -237,9 +247,10 @@ def found_rows(done:dict) -> list[tuple]:
         if measured['config']['method'] == 'greedynasv2':
             rows.append((f'ops merged, {name}', '', str(measured['merged'])))
     for name, twin in again.items():
-        rows.append((name, '', f'the very run {twin}: no two ops were alike enough to tell them apart'))
+        rows.append((name, '', f'same run as {twin}: no two ops were alike enough to tell them apart'))
     return rows
 
+# %% ../nbs/04_claims.ipynb #99e96439
 def _mean(values) -> float:
     return sum(values) / len(values)
 
@@ -254,7 +265,7 @@ def search_rows(runs:list[dict]) -> list[tuple]:
         (claim.format('a search through the filter'), '', filtered),
         (claim.format('a search without filter'), '', unfiltered),
         (claim.format('random paths'), '', random),
-        ('mean true accuracy of the ten best of a search without filter, greedynasv2 (%)', '', best),
+        ('mean benchmark accuracy of the ten best of a search without filter, greedynasv2 (%)', '', best),
     ]
 
 # %% ../nbs/04_claims.ipynb #a155028f
@@ -268,6 +279,7 @@ def of_images(acc:float, n:int) -> dict:      # `acc`, `low` and `high` (95 %)
     margin = 1.96 * math.sqrt(acc * (100 - acc) / n)
     return dict(acc=acc, low=acc - margin, high=acc + margin)
 
+# %% ../nbs/04_claims.ipynb #4e8c765f
 def _accuracies(runs:list[dict], key:str) -> str:
     "An accuracy of every run with its margin."
     texts = []
@@ -277,7 +289,8 @@ def _accuracies(runs:list[dict], key:str) -> str:
     return '; '.join(texts) or 'not measured yet'
 
 # %% ../nbs/04_claims.ipynb #ba2ead41
-JUDGED_BY = dict(final='found without limit, in the supernet', cheap_final='found among cheap ones, in the supernet',
+JUDGED_BY = dict(final='found without limit, in the supernet',
+                 cheap_final='found within the FLOPs limit, in the supernet',
                  retrained='found without limit, trained alone')
 PAPER_BY = dict(cheap_final=GROWN, retrained=ALONE)
 
@@ -299,17 +312,19 @@ def growth_rows(grown:dict) -> list[tuple]:
             rows.append((f'{space}: by how much the network of greedynasv2 is better, {how}', paper_gain, gains))
     return rows
 
+# %% ../nbs/04_claims.ipynb #cdd59579
 def merge_rows(largest:dict) -> list[tuple]:
     "The same in the largest space when ops merge early, late or never, and when all paths are trained."
     first = {name: run for name, run in largest.items() if name.endswith('-0') and not name.startswith('spos')}
     own, again = distinct(first)
     rows = []
     for name, run in own.items():
-        claim = f'{GROWTH[-1]}, {name}: ops merged; network found without limit, among cheap ones, trained alone (%)'
+        what = 'ops merged; network found without limit, within the FLOPs limit, trained alone (%)'
         found = [_accuracies([run], key) for key in JUDGED_BY]
-        rows.append((claim, ABLATED.get(name.removesuffix('-0'), ''), '; '.join([str(run['merged']), *found])))
+        paper = ABLATED.get(name.removesuffix('-0'), '')
+        rows.append((f'{GROWTH[-1]}, {name}: {what}', paper, '; '.join([str(run['merged']), *found])))
     for name, twin in again.items():
-        rows.append((f'{GROWTH[-1]}, {name}', '', f'the very run {twin}'))
+        rows.append((f'{GROWTH[-1]}, {name}', '', f'same run as {twin}'))
     return rows
 
 # %% ../nbs/04_claims.ipynb #3a7ddb89
@@ -330,21 +345,25 @@ def pair_rows(pairs:pd.DataFrame|None) -> list[tuple]:
         pairs = pd.DataFrame(columns=['pairs', 'layer', *PAIR_MEASURES])
     rows = []
     for kind, papers in PAIRS.items():
-        for measure, paper in zip(PAIR_MEASURES, papers):
+        for measure, paper in zip(PAIR_MEASURES, papers, strict=True):
             found = _mean_over_layers(pairs[pairs.pairs == kind], measure)
             rows.append((f'pairs of ops, {kind}: {measure}', paper, found))
     return rows
 
+# %% ../nbs/04_claims.ipynb #bc048468
 def layer_rows(layers:pd.DataFrame|None) -> list[tuple]:
     "Where there is something to find, and whether the filter found it."
     if layers is None:
         return []
     rows = []
-    for where, some in ('nothing passes by', layers[~layers.passing]), ('something passes by', layers[layers.passing]):
-        claim = f'layers that {where} ({len(some)})'
-        rows.append((f'{claim}: how far ops differ (deviations of the losses of paths)', '', f'{some.spread.mean():.2f}'))
-        rows.append((f'{claim}: agreement of two halves of the paths on which ops are alike (%)', '', f'{100 * some.reliable.mean():.0f}'))
-        rows.append((f'{claim}: agreement of the filter with all of them (%)', '', f'{100 * some.found.mean():.0f}'))
+    for where, some in ('without', layers[~layers.passing]), ('with', layers[layers.passing]):
+        claim = f'layers {where} a shortcut ({len(some)})'
+        spread = f'{some.spread.mean():.2f}'
+        reliable = f'{100 * some.reliable.mean():.0f}'
+        found = f'{100 * some.found.mean():.0f}'
+        rows.append((f'{claim}: how far ops differ (standard deviations of the losses of paths)', '', spread))
+        rows.append((f'{claim}: agreement of two halves of the paths on which ops are alike (%)', '', reliable))
+        rows.append((f'{claim}: agreement of the filter with all of them (%)', '', found))
     return rows
 
 # %% ../nbs/04_claims.ipynb #364f5f84
@@ -382,11 +401,13 @@ def over_seeds(
     by = rows.groupby(['method', x], sort=False)[y]
     return by.agg(mean='mean', low='min', high='max').reset_index().rename(columns={x: 'x'})
 
+# %% ../nbs/04_claims.ipynb #0ef6abad
 def rank_curves(ranks:dict[str, pd.DataFrame]) -> pd.DataFrame:      # By name of the run, from `trained_ranks`
     "Mean rank of trained paths by epoch."
     curves = over_seeds(ranks, 'epoch', 'rank')
     return curves.assign(x=curves.x + 1)
 
+# %% ../nbs/04_claims.ipynb #8130b03d
 def share_curves(shares:dict[str, list]) -> pd.DataFrame:      # By name of the run, from `rank_shares`
     "The histogram of ranks of trained paths."
     tables = {}
@@ -395,6 +416,7 @@ def share_curves(shares:dict[str, list]) -> pd.DataFrame:      # By name of the 
         tables[name] = pd.DataFrame(dict(rank=centres, share=share))
     return over_seeds(tables, 'rank', 'share')
 
+# %% ../nbs/04_claims.ipynb #76718a12
 def tau_bars(taus:dict[str, dict]) -> dict[str, dict]:      # By name of the run, from `kendall`
     "Kendall's tau of every run, seeds of a method side by side, and that of multiply-adds alone: for `plot_intervals`."
     def order(name):

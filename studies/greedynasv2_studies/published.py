@@ -64,8 +64,8 @@ def unpack_filters(
 
 # %% ../nbs/02_published.ipynb #fc8c3b4c
 # Files of a run; the last one says that all of it is there
-PUBLISHED = ('config.json', 'events.jsonl', 'scores.jsonl', 'searched.json', 'cheap.json', 'final.jsonl', 'retrained.json',
-             'filters', 'results.json')
+PUBLISHED = ('config.json', 'events.jsonl', 'scores.jsonl', 'searched.json', 'cheap.json', 'final.jsonl',
+             'retrained.json', 'filters', 'results.json')
 PLAIN = 'config.json', 'results.json'      # for readers without tools
 
 def publish(
