@@ -121,7 +121,7 @@ def uses_dropped(self:PathFilter, paths:Tensor) -> Tensor:
 def normalise(self:PathFilter, unlabelled:Tensor):
     "Take the largest Phi anew, over the unlabelled paths that are still alive: after training and after every merge."
     alive = unlabelled[~self.uses_dropped(self.space.check(unlabelled))]
-    if len(alive): self.log_phi_max.copy_(_log_phi(self, alive).max())
+    if len(alive): self.log_phi_max.fill_(self.log_phi(alive).max().item())
 
 @patch
 def tighten(self:PathFilter, unlabelled:Tensor, share:float):
@@ -139,7 +139,7 @@ def prob(
 ) -> Tensor:          # Between 0 and 1, shape `(n,)`
     "Normalised Phi: the chance that each path is weak."
     paths = torch.atleast_2d(self.space.check(paths))
-    phi = (_log_phi(self, paths) - self.log_phi_max).cpu().exp().clamp(max=1)
+    phi = (self.log_phi(paths) - self.log_phi_max.cpu()).exp().clamp(max=1)
     return phi.masked_fill(self.uses_dropped(paths), 1)
 
 @patch

@@ -30,9 +30,10 @@ TOY = dict(space='toy', device='cuda', epochs=4, warmup_epochs=1, round_every=1,
 QUICK = dict(lr=.04, n_iters=45, folds=0, batch_u=128)      # of filter training: learns the scores of `legible`
 REJECTED = 'planted by the test'
 
-# The most waits of the host a call. Filter training has to know three things before it can go on, whatever the number of its
-# steps: how the folds went, how the training went, and what is kept. A step of retraining shall become one without a wait.
-LIMITS = {'training step': 0, 'retraining step': 1, 'evaluation call': 1, 'filter training': 3, 'classified batch': 1}
+# The most waits of the host a call. Filter training has to know some things before it can go on, whatever the number of its
+# steps: how the folds went, how the training went, the largest Phi, what is kept. The second wait of a classified batch finds
+# an idle device. A step of retraining is to become one without a wait.
+LIMITS = {'training step': 0, 'retraining step': 1, 'evaluation call': 1, 'filter training': 5, 'classified batch': 2}
 
 
 def library():
