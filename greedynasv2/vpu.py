@@ -179,10 +179,17 @@ class PathFilter(Filter, nn.Module):
         return f'{type(self).__name__} of {self.space.name}, {self.dim} wide, trained {self.rounds} times. {self.reason}'.strip()
 
 # %% ../nbs/08_vpu.ipynb #0396859b
+def _to(paths:Tensor, device) -> Tensor:
+    "Paths on the device; the host does not wait until a GPU has fetched them."
+    if paths.device == device:
+        return paths
+    return paths.pin_memory().to(device, non_blocking=True)
+
 @patch
 def embed(self:PathFilter, paths:Tensor) -> Tensor:
     "A of the paper: the embeddings that paths choose, shape `(n, L, H)`."
-    return self.embedding[torch.arange(self.space.n_layers), paths.to(self.own.device)]
+    device = self.own.device
+    return self.embedding[torch.arange(self.space.n_layers, device=device), _to(paths, device)]
 
 @patch
 def logit(self:PathFilter, A:Tensor) -> Tensor:
@@ -210,18 +217,24 @@ def _tables(self:PathFilter) -> list:
     return [(order, table(d), getattr(lstm, f'weight_hh_l0{d}')) for d, order in (('', layers), ('_reverse', layers[::-1]))]
 
 # %% ../nbs/08_vpu.ipynb #3288cb43
-@patch
 @torch.no_grad()
-def log_phi(self:PathFilter, paths:Tensor, batch_size:int=0) -> Tensor:
-    "log Phi of many paths, shape `(n,)`, on the CPU; in batches of 512, on a GPU of 16384, if not given."
-    paths, tables, device = torch.atleast_2d(self.space.check(paths)), self._tables(), self.own.device
-    parts, size = [torch.empty(0)], batch_size or (512 if device.type == 'cpu' else 16384)
-    for p in paths.to(device).split(size):
+def _log_phi(filt, paths:Tensor, batch_size:int=0) -> Tensor:
+    "log Phi of many paths on the device of the filter, shape `(n,)`."
+    device = filt.own.device
+    tables = filt._tables()
+    size = batch_size or (512 if device.type == 'cpu' else 16384)
+    parts = [torch.empty(0, device=device)]
+    for p in _to(paths, device).split(size):
         if len(p) == 0:
             continue
         h = [_last_state(lambda l: table[l][p[:, l]], order, w_hh) for order, table, w_hh in tables]
-        parts.append(F.logsigmoid(self.mlp(torch.cat(h, 1)).squeeze(1)).cpu())
+        parts.append(F.logsigmoid(filt.mlp(torch.cat(h, 1)).squeeze(1)))
     return torch.cat(parts)
+
+@patch
+def log_phi(self:PathFilter, paths:Tensor, batch_size:int=0) -> Tensor:
+    "log Phi of many paths, shape `(n,)`, on the CPU; in batches of 512, on a GPU of 16384, if not given."
+    return _log_phi(self, torch.atleast_2d(self.space.check(paths)), batch_size).cpu()
 
 # %% ../nbs/08_vpu.ipynb #66891b74
 @patch
@@ -231,7 +244,7 @@ def normalise(self:PathFilter, unlabelled:Tensor):
         return               # the older losses are not free of scale
     alive = unlabelled[~self.uses_dropped(self.space.check(unlabelled))]
     if len(alive):
-        self.log_phi_max.copy_(self.log_phi(alive).max())
+        self.log_phi_max.fill_(self.log_phi(alive).max().item())
 
 @patch
 def tighten(self:PathFilter, unlabelled:Tensor, share:float):
@@ -410,14 +423,16 @@ def _folds(weak, n_folds):
     n = min(n_folds, math.ceil(600 * n_folds / len(weak))) if len(weak) >= 30 else 0
     return [(weak[part != k], weak[part == k]) for k in range(n)]
 
-def _draw(paths, n): return paths[torch.randint(len(paths), (n,))]
+def _draw(paths, n): return paths[torch.randint(len(paths), (n,), device=paths.device)]
 
 # %% ../nbs/08_vpu.ipynb #5981d52e
 def _batch_loss(filt, cfg, prior, p, u):
     "The loss of one step on weak paths `p` and unlabelled (or good) paths `u`."
     vpu, device = cfg.method == 'vpu', filt.own.device
-    beta, n_mix = torch.distributions.Beta(cfg.sigma, cfg.sigma), min(cfg.batch_mix, len(p), len(u))
-    mixture = lambda: beta.sample((n_mix,)).to(device)
+    n_mix = min(cfg.batch_mix, len(p), len(u))
+    def mixture():
+        sigma = torch.full((), cfg.sigma, device=device)
+        return torch.distributions.Beta(sigma, sigma, validate_args=False).sample((n_mix,))      # a check would wait for a GPU
     if vpu and not cfg.dropout and device.type == 'cpu':
         return vpu_loss_by_tables(filt, p, u, mixture(), cfg.lam)
     A_p, A_u = (F.dropout(filt.embed(a), cfg.dropout) for a in (p, u))
@@ -429,32 +444,46 @@ def _batch_loss(filt, cfg, prior, p, u):
 def _weights(module): return {k: v.detach().clone() for k, v in module.state_dict().items()}
 
 # %% ../nbs/08_vpu.ipynb #e7a1430a
+def _refuse(filt, before, cfg, step, loss):
+    "The loss was not finite: go back to the weights `before`, and say so."
+    filt.load_state_dict(before)
+    raise InputError(f'The loss of the filter became {loss} at step {step} with lr {cfg.lr}; its '
+                     'weights are as before. Lower lr, or look for NaN in weights that were loaded.')
+
 def _steps(filt, weak, unlabelled, cfg, n, what='filter'):
-    "Train for `n` steps; yield how many were done, and the last loss, some thirty times, more often at the beginning."
+    """Train for `n` steps; yield how many were done, and the last loss, some thirty times, more often at the beginning.
+    On a GPU, which would have to be waited for, the caller looks whether losses are finite: once there is NaN, it stays."""
     prior = cfg.prior if cfg.method != 'pn' else len(weak) / (len(weak) + len(unlabelled))
-    marks, loss = {round(n * (i/30)**1.5) for i in range(30)}, torch.tensor(torch.nan)
+    device = filt.own.device
+    weak, unlabelled = _to(weak, device), _to(unlabelled, device)
+    marks = {round(n * (i/30)**1.5) for i in range(30)}
+    loss = torch.full((), torch.nan, device=device)
     (adam, schedule), before = filt.optimizer(cfg, len(weak), n), _weights(filt)
     for step in progress(range(n), what, cfg.show_progress):
         if step in marks:
-            yield step, loss.item()
+            yield step, loss.detach()
         p, u = _draw(weak, min(cfg.batch_size, len(weak))), _draw(unlabelled, cfg.batch_u)
         loss = _batch_loss(filt, cfg, prior, p, u)
-        if not loss.isfinite():
-            filt.load_state_dict(before)
-            raise InputError(f'The loss of the filter became {loss.item()} at step {step} with lr {cfg.lr}; its '
-                             'weights are as before. Lower lr, or look for NaN in weights that were loaded.')
+        if device.type == 'cpu' and not loss.isfinite():
+            _refuse(filt, before, cfg, step, loss.item())
         adam.zero_grad()
         loss.backward()
         adam.step()
         schedule.step()
-    yield n, loss.item()
+    yield n, loss.detach()
+
+def _numbers(rows:list[dict]) -> list[dict]:
+    "The rows with numbers in the place of tensors, all of which are fetched at once."
+    tensors = [v for row in rows for v in row.values() if isinstance(v, Tensor)]
+    numbers = iter(torch.stack(tensors).tolist())
+    return [{k: next(numbers) if isinstance(v, Tensor) else v for k, v in row.items()} for row in rows]
 
 # %% ../nbs/08_vpu.ipynb #23fc4d13
 def _opinion(filt, weak, unlabelled, n=2000):
-    "What the filter thinks of weak paths and of `n` unlabelled ones, without dropout."
-    log_p, log_u = filt.log_phi(weak), filt.log_phi(unlabelled[:n])
-    kept = lambda log_phi: (log_phi - log_u.max() < math.log(.5)).float().mean().item()
-    return dict(loss=variational_loss(log_p, log_u).item(), kept_weak=kept(log_p), kept_all=kept(log_u))
+    "What the filter thinks of weak paths and of `n` unlabelled ones, without dropout; as tensors, see `_numbers`."
+    log_p, log_u = _log_phi(filt, weak), _log_phi(filt, unlabelled[:n])
+    def kept(log_phi): return (log_phi - log_u.max() < math.log(.5)).float().mean()
+    return dict(loss=variational_loss(log_p, log_u), kept_weak=kept(log_p), kept_all=kept(log_u))
 
 def _pool(rows):
     "Means over folds, weighted by the paths held out, at steps that every fold has reached."
@@ -464,6 +493,17 @@ def _pool(rows):
     return means[rows.groupby('step').fold.nunique() == rows.fold.nunique()]
 
 # %% ../nbs/08_vpu.ipynb #71d98833
+def _is_over(losses:list[float], cfg) -> bool:
+    "Has the loss of held-out paths risen so far that it only gets worse from here?"
+    return losses[-1] > min(losses) + 2*cfg.patience
+
+def _until_over(rows:list[dict], cfg) -> list[dict]:
+    "The rows of one fold up to where the CPU, which sees them as they come, stops."
+    for n in range(1, len(rows)):
+        if _is_over([row['loss'] for row in rows[:n]], cfg):
+            return rows[:n]
+    return rows
+
 def cross_validate(
     filt:PathFilter,                     # Its weights are as before afterwards
     weak:Tensor, unlabelled:Tensor,
@@ -471,16 +511,25 @@ def cross_validate(
 ) -> pd.DataFrame|None:                  # By step: `loss`, `kept_weak` of `n` held-out paths, `kept_all`; None = no folds
     "What filters that have not seen a part of the weak paths think of it, over the steps of their training."
     start, rows, folds = _weights(filt), [], _folds(weak, cfg.folds * (cfg.method == 'vpu'))
+    device, last = filt.own.device, []
+    unlabelled = _to(unlabelled, device)
     for k, (learn, held) in enumerate(folds):
-        best = math.inf
-        for step, _ in _steps(filt, learn, unlabelled, cfg, n_iters, f'filter, part {k + 1} of {len(folds)} held out'):
-            row = dict(fold=k, step=step, n=len(held), **_opinion(filt, held, unlabelled))
-            rows.append(row)
-            best = min(best, row['loss'])
-            if row['loss'] > best + 2*cfg.patience:
-                break           # it only gets worse from here
+        held, seen = _to(held, device), []
+        for step, loss in _steps(filt, learn, unlabelled, cfg, n_iters, f'filter, part {k + 1} of {len(folds)} held out'):
+            seen.append(dict(fold=k, step=step, n=len(held), **_opinion(filt, held, unlabelled)))
+            if device.type == 'cpu' and _is_over([row['loss'].item() for row in seen], cfg):
+                break
+        rows.append(seen)
+        last.append(dict(loss=loss))
         filt.load_state_dict(start)
-    return _pool(rows) if rows else None
+    if not rows:
+        return None
+    numbers = iter(_numbers([row for seen in rows for row in seen] + last))         # all that was left on a GPU, at once
+    rows = [[next(numbers) for _ in seen] for seen in rows]
+    for row in numbers:
+        if device.type != 'cpu' and not math.isfinite(row['loss']):
+            _refuse(filt, start, cfg, n_iters - 1, row['loss'])
+    return _pool([row for seen in rows for row in _until_over(seen, cfg)])
 
 # %% ../nbs/08_vpu.ipynb #123cb4c2
 def _choose(held, n_iters, patience):
@@ -509,10 +558,18 @@ def train_filter(
     with seeded(cfg.seed, 'folds of the filter', filt.rounds):
         held = cross_validate(filt, weak, unlabelled, cfg, n)
     (best, n), rows = _choose(held, n, cfg.patience), []
+    before = _weights(filt)
     with seeded(cfg.seed, 'filter', filt.rounds):
         for step, loss in _steps(filt, weak, unlabelled, cfg, n):
             rows.append(dict(step=step, loss=loss, var_loss=_opinion(filt, weak[:2000], unlabelled)['loss']))
-    filt.finish(cfg, unlabelled, _opinion(filt, weak, unlabelled) | dict(n=len(weak)) if held is None else held.loc[best])
+    if held is None:
+        rows.append(_opinion(filt, weak, unlabelled) | dict(n=len(weak)))
+    rows = _numbers(rows)
+    evidence = rows.pop() if held is None else held.loc[best]
+    for row in rows[1:]:                                 # the first one has no loss yet
+        if not math.isfinite(row['loss']):
+            _refuse(filt, before, cfg, row['step'] - 1, row['loss'])
+    filt.finish(cfg, unlabelled, evidence)
     history = pd.DataFrame(rows)
     return history if held is None else history.merge(held.loss.rename('valid_loss').reset_index(), 'outer', 'step')
 
