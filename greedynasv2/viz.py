@@ -27,7 +27,7 @@ THIN = '#8c8c8c'                     # data behind its mean: 3.4 : 1 on white, 4
 FAINT = 'rgba(128,128,128,0.25)'     # grids and fields
 CLEAR = 'rgba(0,0,0,0)'
 SEQUENTIAL = [[0, '#fff3d6'], [.35, '#f2b45c'], [.7, '#c0526a'], [1, '#3d1d5c']]   # little to much
-axis = dict(gridcolor=FAINT, zerolinecolor=FAINT, linecolor=GREY, ticks='outside', tickcolor=FAINT, automargin=True)
+axis = dict(gridcolor=FAINT, zerolinecolor=FAINT, linecolor=GREY, ticks='outside', tickcolor=FAINT, automargin=True, title_font_size=13)
 BUTTONS = dict(displaylogo=False, showSendToCloud=False, modeBarButtons=[['toImage', 'zoom2d', 'pan2d', 'resetScale2d']])
 pio.templates['greedynasv2'] = go.layout.Template(layout=dict(
     font=dict(family='Inter, Helvetica, Arial, sans-serif', size=13, color=GREY),
@@ -185,8 +185,8 @@ def plot_phi_rounds(
                       hovertemplate='round %{x}, Φ near %{y:.2f}: %{customdata:.1f} % of the paths<extra></extra>',
                       colorscale=[[0, 'rgba(59,125,216,0)'], [.5, COLOURS[0]], [1, COLOURS[4]]],      # of the root
                       colorbar=dict(title=dict(text='paths (%)', side='right'), thickness=12, tickvals=np.sqrt(ticks), ticktext=ticks))
-    fig = figure(heat, title='What the filter thinks', x='round', y='Φ: chance to be weak')
-    fig.add_hline(threshold, line=dict(color=GREY, dash='dash'), annotation_text='weak ↑', annotation_position='top left')
+    fig = figure(heat, title='What the filter thinks', x='round', y='Φ (above the line: weak)')
+    fig.add_hline(threshold, line=dict(color=GREY, dash='dash'))
     return fig.update_yaxes(range=[0, 1]).update_xaxes(dtick=max(1, len(rounds) // 12))
 
 # %% ../nbs/21_viz.ipynb #3e6a7636

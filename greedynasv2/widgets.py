@@ -509,7 +509,7 @@ def asked_text(asked:dict) -> str:
     return '; '.join(parts) or 'nothing special'
 
 # %% ../nbs/22_widgets.ipynb #4e285e99
-FEED = 'height:7.6em;overflow-y:auto'      # always: what stands below must not move while somebody aims at it
+FEED = 'height:6.2em;overflow-y:auto'      # always: what stands below must not move while somebody aims at it
 WARNING = '#c77700'
 def feed_html(data:RunData, n:int=5) -> str:
     "The last things that a reader should know of, newest first: what was taken, warnings, how it ended."
@@ -1222,7 +1222,7 @@ export default { render };
 '''
 
 TABLE_LOOK = '''
-.nas-runs { max-height: 232px; overflow: auto; flex: none; color: var(--jp-ui-font-color1, #424242); font: 13px var(--jp-ui-font-family, sans-serif); }
+.nas-runs { max-height: 232px; overflow: auto; flex: none; margin-bottom: 10px; color: var(--jp-ui-font-color1, #424242); font: 13px var(--jp-ui-font-family, sans-serif); }
 .nas-runs table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 .nas-runs th { position: sticky; top: 0; background: var(--jp-layout-color1, white); text-align: left; padding: 0; }
 .nas-runs th button { all: unset; cursor: pointer; font-weight: 600; padding: 4px 14px 4px 4px; white-space: nowrap; }
