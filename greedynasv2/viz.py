@@ -73,10 +73,14 @@ def _cost_heatmap(costs):
     grid = costs.assign(mflops=(costs.flops/1e6).where(costs.alive)).pivot(index='op', columns='layer', values='mflops')
     grid = grid.reindex(costs.op.unique()[::-1])
     low = grid.where(grid > 0, grid.max().max() or 1).min().min()      # what is free gets a colour below this
+    z = np.log10(grid.clip(lower=low/2))
+    ticks = [t for t in (.001, .01, .1, 1, 10, 100, 1000, 10_000) if low/2 <= t <= grid.max().max()]
+    bar = dict(orientation='h', x=0, xanchor='left', y=0, yref='container', yanchor='bottom', thickness=10, len=.55,
+               tickvals=np.log10(ticks), ticktext=[f'{t:g} M' for t in ticks])
     return go.Heatmap(
-        x=[f'{l}' for l in grid.columns], y=[as_text(o) for o in grid.index], z=np.log10(grid.clip(lower=low/2)),
+        x=[f'{l}' for l in grid.columns], y=[as_text(o) for o in grid.index], z=z,
         customdata=grid, hovertemplate='layer %{x}, %{y}<br>%{customdata:.3f} M multiply-adds<extra></extra>',
-        colorscale=SEQUENTIAL, showscale=False, xgap=1, ygap=1)
+        colorscale=SEQUENTIAL, colorbar=bar, xgap=1, ygap=1)
 
 # %% ../nbs/21_viz.ipynb #f0724f55
 def plot_space(
@@ -87,7 +91,7 @@ def plot_space(
 ) -> go.Figure:
     "FLOPs of every op in every layer as a heat map and, beside it, the distribution of FLOPs of random paths."
     heat, what = _cost_heatmap(costs), 'FLOPs of every op in every layer'
-    if paths is None: return figure(heat, title=title or what, x='layer', height=120 + 22*costs.op.nunique())
+    if paths is None: return figure(heat, title=title or what, x='layer', height=160 + 22*costs.op.nunique())
     fig = make_subplots(1, 2, column_widths=[.6, .4], horizontal_spacing=.1,
                         subplot_titles=['each op, log colour', 'number of random paths'])
     fig.update_annotations(font_size=12)
@@ -97,8 +101,8 @@ def plot_space(
     if limit: fig.add_vline(limit/1e6, line=dict(color=COLOURS[4], dash='dash'),
                             annotation_text=f'limit {limit/1e6:,.0f} M', row=1, col=2)
     fig.update_xaxes(title_text='layer', row=1, col=1)
-    fig.update_xaxes(title_text='million multiply-adds', row=1, col=2)
-    return fig.update_layout(template='greedynasv2', title_text=as_text(title or 'FLOPs'), height=max(360, 150 + 20*costs.op.nunique()))
+    fig.update_xaxes(title_text='million multiply-adds', nticks=4, row=1, col=2)
+    return fig.update_layout(template='greedynasv2', title_text=as_text(title or 'FLOPs'), height=max(380, 190 + 20*costs.op.nunique()))
 
 # %% ../nbs/21_viz.ipynb #44a027aa
 def _layer_bars(rows, kernel):

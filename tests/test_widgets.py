@@ -11,7 +11,7 @@ from conftest import until
 from geometry import Recorder, Traffic, faint, wrong
 from greedynasv2.runs import Run
 from greedynasv2.spaces import get_space
-from greedynasv2.widgets import Dashboard, RunData, RunList, Watch, WatchFilter, command_to_go_on, measure_events, write_events
+from greedynasv2.widgets import Dashboard, RunData, RunList, Watch, WatchFilter, command_to_go_on, feed_html, measure_events, write_events
 
 COMPANIONS = 'watch_filter', 'watch_similarity', 'watch_merges'
 needs_browser = pytest.mark.skipif(bool(missing()), reason=missing() or 'there is a browser')
@@ -214,6 +214,21 @@ def test_a_dead_run_says_what_was_lost_and_goes_on_by_its_command(tmp_path):
     assert words[:2] == ['python', '-c']
     config = ast.parse(words[2]) and TrainConfig(**Run.open(folder).config, run_dir=str(folder))
     assert run_parameters(config) == run_parameters(cfg)
+
+
+def test_a_warning_stands_out_and_the_feed_stays_as_high_as_it_is(tmp_path):
+    "By a sign, bold letters and a bar, not by colour alone; the same height with one line and with many."
+    with Run.create(tmp_path/'run', dict(seed=0), get_space('toy')) as run:
+        run.log('start', step=0, n_steps=10)
+        data = RunData(tmp_path/'run')
+        one = feed_html(data)
+        assert '⚠' not in one
+        for step in range(9): run.log('warning', step=step, message=HTML)
+        data.poll()
+        many = feed_html(data)
+        assert many.count('⚠') == 5 and '<img' not in many
+        height = re.compile(r'height:[\d.]+em')
+        assert height.search(one)[0] == height.search(many)[0]
 
 
 @pytest.mark.slow
@@ -421,6 +436,9 @@ def test_merges_threshold_and_veto(stage):
     assert low != text(page, '.nas-what-if')
     press(page, 'threshold', 'Home')
     page.wait_for_timeout(500)
+    place = lambda: page.evaluate("""() => document.querySelector('.nas-use').getBoundingClientRect().y
+        - document.querySelector('.nas-feed').getBoundingClientRect().y""")
+    stands = place()
     page.click('.nas-use')
     until(lambda: 'taken: merge above 0.30' in text(page, '.nas-feed'), 60, 'the threshold, taken')
     assert stage.run.events('control').merge_threshold.iloc[-1] == .3
@@ -435,6 +453,7 @@ def test_merges_threshold_and_veto(stage):
     layer, a, b = stage.run.events('control').vetoes.iloc[-1][0]
     assert f'layer {layer}: {a} + {b}' in pair
     until(lambda: page.inner_text('.nas-veto') == 'Lift veto', 20, 'another label')
+    assert place() == stands                                     # the feed has grown, the buttons have not moved
 
 
 @needs_browser
