@@ -348,8 +348,8 @@ def plot_alive(ops:pd.DataFrame) -> go.Figure:
     said = np.where(grid == 1, 'alive', 'merged away in round ' + since.astype(str))
     heat = go.Heatmap(z=grid, x=[f'{l}' for l in grid.columns], y=[as_text(o) for o in grid.index], customdata=said,
                       text=np.where(grid == 1, '', since.astype(str)), texttemplate='%{text}',
-                      textfont=dict(size=10),
-                      colorscale=[[0, FAINT], [1, COLOURS[2]]], zmin=0, zmax=1, showscale=False, xgap=2, ygap=2,
+                      textfont=dict(size=10, color='#333333'),
+                      colorscale=[[0, '#cfcfcf'], [1, COLOURS[2]]], zmin=0, zmax=1, showscale=False, xgap=2, ygap=2,
                       hovertemplate='layer %{x}, %{y}: %{customdata}<extra></extra>')
     left = int(ops.alive.sum())
     return figure(heat, title=f'{left} of {len(ops)} ops are left', x='layer', height=max(300, 140 + 22*len(grid))) \

@@ -287,8 +287,9 @@ export default { render };
 '''
 
 LOOK = '''
-/* Text has the colour that the theme gives text, at once when the theme changes. Hover labels have backgrounds of their own. */
-.nas-figure .main-svg > g:not(.hoverlayer) text { fill: var(--jp-ui-font-color1, #757575) !important; fill-opacity: 1 !important; }
+/* Text has the colour that the theme gives text, at once when the theme changes. Hover labels and fields of heat maps
+   have backgrounds of their own. */
+.nas-figure .main-svg > g:not(.hoverlayer) text:not(.heatmap-label *) { fill: var(--jp-ui-font-color1, #757575) !important; fill-opacity: 1 !important; }
 .nas-figure .modebar, .nas-figure .modebar-group { background: transparent !important; }
 .nas-figure .modebar-btn path { fill: var(--jp-ui-font-color1, #757575) !important; }
 '''
