@@ -27,7 +27,7 @@ THIN = '#8c8c8c'                     # data behind its mean: 3.4 : 1 on white, 4
 FAINT = 'rgba(128,128,128,0.25)'     # grids and fields
 CLEAR = 'rgba(0,0,0,0)'
 SEQUENTIAL = [[0, '#fff3d6'], [.35, '#f2b45c'], [.7, '#c0526a'], [1, '#3d1d5c']]   # little to much
-axis = dict(gridcolor=FAINT, zerolinecolor=FAINT, linecolor=GREY, ticks='outside', tickcolor=FAINT, automargin=True)
+axis = dict(gridcolor=FAINT, zerolinecolor=FAINT, linecolor=GREY, ticks='outside', tickcolor=FAINT, automargin=True, title_font_size=13)
 BUTTONS = dict(displaylogo=False, showSendToCloud=False, modeBarButtons=[['toImage', 'zoom2d', 'pan2d', 'resetScale2d']])
 pio.templates['greedynasv2'] = go.layout.Template(layout=dict(
     font=dict(family='Inter, Helvetica, Arial, sans-serif', size=13, color=GREY),
@@ -73,10 +73,14 @@ def _cost_heatmap(costs):
     grid = costs.assign(mflops=(costs.flops/1e6).where(costs.alive)).pivot(index='op', columns='layer', values='mflops')
     grid = grid.reindex(costs.op.unique()[::-1])
     low = grid.where(grid > 0, grid.max().max() or 1).min().min()      # what is free gets a colour below this
+    z = np.log10(grid.clip(lower=low/2))
+    ticks = [t for t in (.001, .01, .1, 1, 10, 100, 1000, 10_000) if low/2 <= t <= grid.max().max()]
+    bar = dict(orientation='h', x=0, xanchor='left', y=0, yref='container', yanchor='bottom', thickness=10, len=.55,
+               tickvals=np.log10(ticks), ticktext=[f'{t:g} M' for t in ticks])
     return go.Heatmap(
-        x=[f'{l}' for l in grid.columns], y=[as_text(o) for o in grid.index], z=np.log10(grid.clip(lower=low/2)),
+        x=[f'{l}' for l in grid.columns], y=[as_text(o) for o in grid.index], z=z,
         customdata=grid, hovertemplate='layer %{x}, %{y}<br>%{customdata:.3f} M multiply-adds<extra></extra>',
-        colorscale=SEQUENTIAL, showscale=False, xgap=1, ygap=1)
+        colorscale=SEQUENTIAL, colorbar=bar, xgap=1, ygap=1)
 
 # %% ../nbs/21_viz.ipynb #f0724f55
 def plot_space(
@@ -87,7 +91,7 @@ def plot_space(
 ) -> go.Figure:
     "FLOPs of every op in every layer as a heat map and, beside it, the distribution of FLOPs of random paths."
     heat, what = _cost_heatmap(costs), 'FLOPs of every op in every layer'
-    if paths is None: return figure(heat, title=title or what, x='layer', height=120 + 22*costs.op.nunique())
+    if paths is None: return figure(heat, title=title or what, x='layer', height=160 + 22*costs.op.nunique())
     fig = make_subplots(1, 2, column_widths=[.6, .4], horizontal_spacing=.1,
                         subplot_titles=['each op, log colour', 'number of random paths'])
     fig.update_annotations(font_size=12)
@@ -97,8 +101,8 @@ def plot_space(
     if limit: fig.add_vline(limit/1e6, line=dict(color=COLOURS[4], dash='dash'),
                             annotation_text=f'limit {limit/1e6:,.0f} M', row=1, col=2)
     fig.update_xaxes(title_text='layer', row=1, col=1)
-    fig.update_xaxes(title_text='million multiply-adds', row=1, col=2)
-    return fig.update_layout(template='greedynasv2', title_text=as_text(title or 'FLOPs'), height=max(360, 150 + 20*costs.op.nunique()))
+    fig.update_xaxes(title_text='million multiply-adds', nticks=4, row=1, col=2)
+    return fig.update_layout(template='greedynasv2', title_text=as_text(title or 'FLOPs'), height=max(380, 190 + 20*costs.op.nunique()))
 
 # %% ../nbs/21_viz.ipynb #44a027aa
 def _layer_bars(rows, kernel):
@@ -185,8 +189,8 @@ def plot_phi_rounds(
                       hovertemplate='round %{x}, Φ near %{y:.2f}: %{customdata:.1f} % of the paths<extra></extra>',
                       colorscale=[[0, 'rgba(59,125,216,0)'], [.5, COLOURS[0]], [1, COLOURS[4]]],      # of the root
                       colorbar=dict(title=dict(text='paths (%)', side='right'), thickness=12, tickvals=np.sqrt(ticks), ticktext=ticks))
-    fig = figure(heat, title='What the filter thinks', x='round', y='Φ: chance to be weak')
-    fig.add_hline(threshold, line=dict(color=GREY, dash='dash'), annotation_text='weak ↑', annotation_position='top left')
+    fig = figure(heat, title='What the filter thinks', x='round', y='Φ (above the line: weak)')
+    fig.add_hline(threshold, line=dict(color=GREY, dash='dash'))
     return fig.update_yaxes(range=[0, 1]).update_xaxes(dtick=max(1, len(rounds) // 12))
 
 # %% ../nbs/21_viz.ipynb #3e6a7636
@@ -345,8 +349,8 @@ def plot_alive(ops:pd.DataFrame) -> go.Figure:
     said = np.where(grid == 1, 'alive', 'merged away in round ' + since.astype(str))
     heat = go.Heatmap(z=grid, x=[f'{l}' for l in grid.columns], y=[as_text(o) for o in grid.index], customdata=said,
                       text=np.where(grid == 1, '', since.astype(str)), texttemplate='%{text}',
-                      textfont=dict(size=10),
-                      colorscale=[[0, FAINT], [1, COLOURS[2]]], zmin=0, zmax=1, showscale=False, xgap=2, ygap=2,
+                      textfont=dict(size=10, color='#333333'),
+                      colorscale=[[0, '#cfcfcf'], [1, COLOURS[2]]], zmin=0, zmax=1, showscale=False, xgap=2, ygap=2,
                       hovertemplate='layer %{x}, %{y}: %{customdata}<extra></extra>')
     left = int(ops.alive.sum())
     return figure(heat, title=f'{left} of {len(ops)} ops are left', x='layer', height=max(300, 140 + 22*len(grid))) \

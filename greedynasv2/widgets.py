@@ -261,8 +261,9 @@ export default { render };
 '''
 
 LOOK = '''
-/* Text has the colour that the theme gives text, at once when the theme changes. Hover labels have backgrounds of their own. */
-.nas-figure .main-svg > g:not(.hoverlayer) text { fill: var(--jp-ui-font-color1, #757575) !important; fill-opacity: 1 !important; }
+/* Text has the colour that the theme gives text, at once when the theme changes. Hover labels and fields of heat maps
+   have backgrounds of their own. */
+.nas-figure .main-svg > g:not(.hoverlayer) text:not(.heatmap-label *) { fill: var(--jp-ui-font-color1, #757575) !important; fill-opacity: 1 !important; }
 .nas-figure .modebar, .nas-figure .modebar-group { background: transparent !important; }
 .nas-figure .modebar-btn path { fill: var(--jp-ui-font-color1, #757575) !important; }
 '''
@@ -483,7 +484,7 @@ def asked_text(asked:dict) -> str:
     return '; '.join(parts) or 'nothing special'
 
 # %% ../nbs/22_widgets.ipynb #4e285e99
-FEED = 'height:7.6em;overflow-y:auto'      # always: what stands below must not move while somebody aims at it
+FEED = 'height:6.2em;overflow-y:auto'      # always: what stands below must not move while somebody aims at it
 WARNING = '#c77700'
 def feed_html(data:RunData, n:int=5) -> str:
     "The last things that a reader should know of, newest first: what was taken, warnings, how it ended."
@@ -1201,7 +1202,7 @@ export default { render };
 '''
 
 TABLE_LOOK = '''
-.nas-runs { max-height: 232px; overflow: auto; flex: none; color: var(--jp-ui-font-color1, #424242); font: 13px var(--jp-ui-font-family, sans-serif); }
+.nas-runs { max-height: 232px; overflow: auto; flex: none; margin-bottom: 10px; color: var(--jp-ui-font-color1, #424242); font: 13px var(--jp-ui-font-family, sans-serif); }
 .nas-runs table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 .nas-runs th { position: sticky; top: 0; background: var(--jp-layout-color1, white); text-align: left; padding: 0; }
 .nas-runs th button { all: unset; cursor: pointer; font-weight: 600; padding: 4px 14px 4px 4px; white-space: nowrap; }

@@ -56,7 +56,7 @@ globalThis.geometry ??= (() => {
       if (c < least) found.add(`"${e.textContent.trim().slice(0, 30)}" has a contrast of ${c.toFixed(2)}`);
     }
     for (const p of document.querySelectorAll('.js-plotly-plot')) for (const e of p.querySelectorAll('text')) {
-      if (p.offsetParent === null || e.closest('.hoverlayer') || !e.textContent.trim()) continue;
+      if (p.offsetParent === null || e.closest('.hoverlayer, .heatmap-label') || !e.textContent.trim()) continue;
       const style = getComputedStyle(e), fill = rgba(style.fill);
       fill[3] *= Number(style.fillOpacity);
       const c = contrast(e, `rgba(${fill.join(',')})`);

@@ -66,6 +66,7 @@ def samples():
     steps = pd.DataFrame(dict(step=range(0, 26_000, 50), loss=1 + np.exp(-np.arange(520)/300), images_per_s=rng.uniform(250, 1300, 520)))
     tests = pd.DataFrame(dict(step=range(0, 26_000, 2000), loss=np.linspace(2, .9, 13), top1=np.linspace(20, 75, 13),
                               top5=np.linspace(40, 95, 13), raw_top1=np.linspace(18, 74, 13)))
+    detected = pd.DataFrame(dict(step=range(0, 26_000, 2000), mAP=np.linspace(.02, .4, 13), AP50=np.linspace(.1, .6, 13), AP75=np.linspace(0, .3, 13)))
     accept = pd.DataFrame(dict(step=range(0, 2600, 50), rate=rng.uniform(.1, 1, 52)))
     cosines = rng.uniform(-1, 1, (len(OPS), len(OPS)))
     trials = pd.DataFrame(dict(threshold=np.arange(.3, 1.001, .025), merges=np.linspace(27, 0, 29).round(), log10_size=np.linspace(18, 23.4, 29)))
@@ -101,6 +102,7 @@ def samples():
         plot_ranks=viz.plot_ranks(labelled('rank', 0, 100, labels)),
         plot_nothing=viz.plot_nothing('Similarities are known after the first round with a sound filter.', 'Two successive filters'),
         plot_retraining=viz.plot_retraining(steps, tests),
+        plot_detection=viz.plot_detection(steps, detected),
         plot_pareto=viz.plot_pareto(searched, searched.sort_values('acc').tail(3), 4e8),
         plot_scores=viz.plot_scores(labelled('score', 40, 75, labels)),
         plot_curves=viz.plot_curves(progress, 'evaluations', 'best accuracy so far (%)', 'How fast'),

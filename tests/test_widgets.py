@@ -1,5 +1,5 @@
 "Widgets on a page that a person could look at: JupyterLab, Chromium, and training runs in other processes."
-import ast, json, os, random, re, signal, subprocess, sys, threading, time
+import ast, json, os, random, re, shlex, signal, subprocess, sys, threading, time
 from pathlib import Path
 
 import ipywidgets
@@ -8,10 +8,10 @@ from PIL import Image, ImageStat
 
 from browser import ROOT, chromium, jupyter_lab, missing, notebook, open_notebook, photograph, run_cells
 from conftest import until
-from geometry import Recorder, Traffic
+from geometry import Recorder, Traffic, faint, wrong
 from greedynasv2.runs import Run
 from greedynasv2.spaces import get_space
-from greedynasv2.widgets import Dashboard, RunData, Watch, WatchFilter
+from greedynasv2.widgets import Dashboard, RunData, RunList, Watch, WatchFilter, command_to_go_on, feed_html
 from greedynasv2_studies.bench import measure_events, write_events
 
 COMPANIONS = 'watch_filter', 'watch_similarity', 'watch_merges'
@@ -143,6 +143,93 @@ def test_what_if_knows_ops_that_did_better(tmp_path):
     run.close()
     data = RunData(tmp_path/'run')
     assert data.better().sum() == data.better()[0, 3, 1] == 1
+
+
+def some_run(folder, parameters, steps=3, end='', **fields):
+    "A run of the toy space that has made some steps; `end`: how it ended, empty for one that was killed."
+    run = Run.create(folder, parameters, get_space('toy'))
+    run.log('start', step=0, n_steps=10)
+    for step in range(1, steps + 1): run.log('step', step=step, epoch=0, loss=1/step, images_per_s=300.)
+    if fields: run.log('eval', step=steps, **fields)
+    if end: run.finish(end, reason='why not', step=steps)
+    else: run.close()
+    return folder
+
+
+def test_the_table_of_runs_follows_them(tmp_path):
+    "A run that begins, one that dies, one of each kind; the newest that is running is shown, and only panels that say something."
+    root = tmp_path/'runs'
+    board = Dashboard(root=root, live=True, every=.05)
+    assert 'There is no run under' in board.status.value and board.tabs.layout.display == 'none'
+    some_run(root/'retrained', dict(method='retrain'), end='end', loss=1.2, top1=61., top5=90., raw_top1=55.)
+    until(lambda: board.table.chosen == 'retrained' and board.tabs.titles == ('Retraining',), 20, 'the first run, shown')
+    some_run(root/'detector', dict(detector='fcos', epochs=3), end='end', mAP=.25, AP50=.4, AP75=.2)
+    some_run(root/'uniform', dict(method='spos'), end='stop')
+    some_run(root/'killed', dict(method='greedynasv2'))
+    row = lambda name: next((r for r in board.rows if r['name'] == name), {})
+    until(lambda: row('killed').get('state') == 'dead', 20, 'the dead run in the table')
+    assert [row(n)['state'] for n in ('retrained', 'detector', 'uniform')] == ['ended', 'ended', 'stopped']
+    assert (row('retrained')['acc'], row('detector')['acc'], row('uniform')['loss']) == (61., 25., 1/3)
+    assert board.table.chosen == 'retrained'                       # nobody asked for another
+    for name, titles in [('detector', ('Detection',)), ('uniform', ('Training',)), ('killed', ('Filter', 'Similarity', 'Merges'))]:
+        board.table.chosen = name
+        assert board.tabs.titles == titles and 'cannot be shown' not in board.feed.value
+    board.close()
+    with Run.create(root/'alive', dict(method='greedynasv2'), get_space('toy')) as run:
+        run.log('start', step=0, n_steps=10)
+        some_run(root/'later', dict(method='spos'), end='end')
+        other = Dashboard(root=root, live=True, every=.05)
+        assert other.table.chosen == 'alive'                       # not the one that was written to last
+        run.log('step', step=1, loss=1.)
+        until(lambda: next(r for r in other.rows if r['name'] == 'alive')['step'] == 1, 20, 'its step in the table')
+    until(lambda: next(r for r in other.rows if r['name'] == 'alive')['state'] == 'dead', 20, 'its end in the table')
+    other.close()
+
+
+def test_only_what_has_changed_is_read_again(tmp_path, monkeypatch):
+    "A table of runs that are over costs nothing but a look at their files."
+    for i in range(5): some_run(tmp_path/f'run {i}', dict(method='spos'), end='end')
+    runs = RunList(tmp_path)
+    before = runs.rows()
+    monkeypatch.setattr('greedynasv2.widgets.RunData', None)
+    assert runs.rows() == before and len(before) == 5
+
+
+def test_a_dead_run_says_what_was_lost_and_goes_on_by_its_command(tmp_path):
+    "Steps since the checkpoint, and a command that a shell takes."
+    from greedynasv2.training import TrainConfig, run_parameters
+    cfg = TrainConfig(space='toy', epochs=3)
+    folder = tmp_path/'a run'
+    with Run.create(folder, run_parameters(cfg), get_space('toy')) as run:
+        run.log('start', step=0, n_steps=10)
+        run.save(2, {})
+        for step in (1, 2, 3, 4, 5): run.log('step', step=step, loss=1.)
+        watch = WatchFilter(folder, live=True, every=3600.)
+        assert 'a kill would lose 3 steps' in watch.status.value and not watch.stop.disabled
+    watch.data.poll()
+    watch.refresh()
+    assert '3 steps since then will be repeated' in watch.status.value and 'Last heard of at' in watch.status.value
+    assert watch.stop.disabled and 'the run is dead' in watch.stop.tooltip
+    watch.close()
+    words = shlex.split(command_to_go_on(RunData(folder)))
+    assert words[:2] == ['python', '-c']
+    config = ast.parse(words[2]) and TrainConfig(**Run.open(folder).config, run_dir=str(folder))
+    assert run_parameters(config) == run_parameters(cfg)
+
+
+def test_a_warning_stands_out_and_the_feed_stays_as_high_as_it_is(tmp_path):
+    "By a sign, bold letters and a bar, not by colour alone; the same height with one line and with many."
+    with Run.create(tmp_path/'run', dict(seed=0), get_space('toy')) as run:
+        run.log('start', step=0, n_steps=10)
+        data = RunData(tmp_path/'run')
+        one = feed_html(data)
+        assert '⚠' not in one
+        for step in range(9): run.log('warning', step=step, message=HTML)
+        data.poll()
+        many = feed_html(data)
+        assert many.count('⚠') == 5 and '<img' not in many
+        height = re.compile(r'height:[\d.]+em')
+        assert height.search(one)[0] == height.search(many)[0]
 
 
 @pytest.mark.slow
@@ -350,6 +437,9 @@ def test_merges_threshold_and_veto(stage):
     assert low != text(page, '.nas-what-if')
     press(page, 'threshold', 'Home')
     page.wait_for_timeout(500)
+    place = lambda: page.evaluate("""() => document.querySelector('.nas-use').getBoundingClientRect().y
+        - document.querySelector('.nas-feed').getBoundingClientRect().y""")
+    stands = place()
     page.click('.nas-use')
     until(lambda: 'taken: merge above 0.30' in text(page, '.nas-feed'), 60, 'the threshold, taken')
     assert stage.run.events('control').merge_threshold.iloc[-1] == .3
@@ -364,6 +454,7 @@ def test_merges_threshold_and_veto(stage):
     layer, a, b = stage.run.events('control').vetoes.iloc[-1][0]
     assert f'layer {layer}: {a} + {b}' in pair
     until(lambda: page.inner_text('.nas-veto') == 'Lift veto', 20, 'another label')
+    assert place() == stands                                     # the feed has grown, the buttons have not moved
 
 
 @needs_browser
@@ -560,4 +651,73 @@ def test_figures_stand_where_they_should(gallery, name, capsys):
     assert not errors
     strange = traffic[name].requests - traffic[blank].requests - {'from the page itself'}
     assert not strange, strange
+    page.close()
+
+
+@needs_browser
+@pytest.mark.slow
+def test_home_by_mouse_and_keyboard(gallery):
+    "Runs are chosen and sorted, each has its own panels, and the zoom of one run is not another's."
+    made, address, context = gallery
+    runs = made.folder/'runs'
+    some_run(runs/'uniform paths', dict(method='spos'), steps=200, end='end')
+    some_run(runs/'a network, retrained', dict(method='retrain'), steps=50, end='end', loss=1.2, top1=61.5, top5=90., raw_top1=55.)
+    some_run(runs/'a detector', dict(detector='fcos'), steps=50, mAP=.25, AP50=.4, AP75=.2)
+    notebook(made.folder/'home.ipynb', ['from greedynasv2.widgets import Dashboard', f'Dashboard(root={str(runs)!r})'])
+    page = context.new_page()
+    open_notebook(page, address('home.ipynb'))
+    run_cells(page)
+    page.wait_for_selector('.nas-runs tbody tr', timeout=120_000)
+    row = lambda name: page.locator('.nas-runs tbody tr', has=page.locator(f'td:text-is("{name}")'))
+    names = lambda: page.locator('.nas-runs tbody tr td:first-child').all_inner_texts()
+    cell = lambda name, column: row(name).locator(f'td[data-column={column}]').inner_text()
+    assert row('live').get_attribute('aria-selected') == 'true' and cell('live', 'state') == 'running'
+    step = cell('live', 'step')
+    until(lambda: cell('live', 'step') != step, 30, 'the next steps in the table')
+    assert cell('a detector', 'state') == 'dead' and cell('a network, retrained', 'acc') == '61.5 top-1'
+
+    page.locator('.nas-runs th button:text-is("run")').click()
+    assert names() == sorted(names())
+    page.locator('.nas-runs th button:text-is("run")').click()
+    assert names() == sorted(names(), reverse=True)
+
+    wait_drawn(page, 'Training', lambda d: d['points'] > 5)
+    zoomed = lambda: page.evaluate("""() => [...document.querySelectorAll('.js-plotly-plot')].find(g => g.layout?.title?.text === 'Training')
+        ._fullLayout.xaxis.autorange === false""")
+    box = page.evaluate("""() => { const g = [...document.querySelectorAll('.js-plotly-plot')].find(g => g.layout?.title?.text === 'Training');
+        g.scrollIntoView({ block: 'center' }); const r = g.querySelector('.nsewdrag').getBoundingClientRect(); return [r.x, r.y, r.width, r.height]; }""")
+    x, y, width, height = box
+    page.mouse.move(x + .3*width, y + .5*height)
+    page.mouse.down()
+    page.mouse.move(x + .6*width, y + .5*height, steps=8)
+    page.mouse.up()
+    until(zoomed, 10, 'a zoom')
+    before = drawn(page, 'Training')['points']
+    until(lambda: drawn(page, 'Training')['points'] > before, 30, 'a redraw')
+    assert zoomed()                                              # kept while the run goes on
+
+    row('uniform paths').focus()
+    page.keyboard.press('Enter')
+    wait_drawn(page, 'Training', lambda d: d['points'] == 200)
+    assert not zoomed() and tabs_of(page) == ['Training']        # another run, another figure
+    assert 'ended' in text(page, '.nas-status')
+    row('a network, retrained').click()
+    wait_drawn(page, 'Retraining', lambda d: d['points'] == 50)
+    assert '61.50 %' in text(page, '.nas-note')
+    row('a detector').click()
+    wait_drawn(page, 'Detection', lambda d: d['points'] == 50)
+    assert 'Last heard of at' in text(page, '.nas-status') and page.locator('.nas-stop').is_disabled()
+    assert 'nothing to stop' in page.locator('.nas-stop').get_attribute('title')
+    row('live').click()
+    age = lambda: re.search(r'heartbeat (\d+) s ago', text(page, '.nas-status'))[1]
+    until(lambda: 'heartbeat' in text(page, '.nas-status'), 20, 'the live run')
+    first = age()
+    until(lambda: age() != first, 10, 'a heartbeat that ticks')
+    until(lambda: len(tabs_of(page)) == 3, 20, 'all tabs')
+    wait_drawn(page, 'Acceptance', lambda d: d['points'] > 0)
+    for theme in 'dark', 'light':
+        set_theme(page, theme)
+        page.wait_for_timeout(1500)
+        assert not wrong(page) and not faint(page)
+        page.screenshot(path=made.folder/f'home_{theme}.png')
     page.close()
