@@ -13,11 +13,11 @@ import simgpu
 
 simgpu.need_known_torch()
 
-import greedynasv2.detection, greedynasv2.nsga2, greedynasv2.retrain, greedynasv2.training      # all that has steps
+import greedynasv2.detection, greedynasv2.nsga2, greedynasv2.loop, greedynasv2.retraining, greedynasv2.training      # all that has steps
 from greedynasv2.core import InputError, Scores, get_device, seeded
-from greedynasv2.detection import make_config as detection_config, train_detector
+from greedynasv2.detection import detection_config, train_detector
 from greedynasv2.nsga2 import SearchConfig, search_run
-from greedynasv2.retrain import export_network, retrain, retrain_config
+from greedynasv2.retraining import export_network, retrain, retrain_config
 from greedynasv2.runs import Run, same_events
 from greedynasv2.spaces import get_space
 from greedynasv2.supernet import SupernetEvaluator, SuperNet, load_network

@@ -80,7 +80,7 @@ def test_a_search_goes_on(old):
 @pytest.mark.slow
 def test_retraining_goes_on(old):
     "From the checkpoint after the first of two epochs."
-    from greedynasv2.retrain import retrain, retrain_config
+    from greedynasv2.retraining import retrain, retrain_config
     arch = str(old/'supernet/search/arch.json')
     cfg = retrain_config(arch=arch, epochs=2, n_train=160, inherit='arch', run_dir=str(old/'retrain-interrupted'))
     run = retrain(cfg, report=None)
