@@ -43,22 +43,22 @@ SHRINKERS = Registry('shrinker')
 class RoundConfig:
     "How paths are chosen: Algorithm 1."
     method: str = 'greedynasv2'       # a combination of parts, from `METHODS`: greedynasv2, greedynas, fairnas, spos
-    sampler: str = ''                 # which paths are trained, from `SAMPLERS`; here and in the next two '' = as the method says
-    filter: str = ''                  # what tells weak paths from others, from `FILTERS`; none = nothing does
-    shrinker: str = ''                # how ops leave the space, from `SHRINKERS`; none = they stay
+    sampler: str = ''                 # which paths are trained, from `SAMPLERS`; '' = as the method says
+    filter: str = ''                  # what calls paths weak, from `FILTERS`; none = nothing; '' = as the method says
+    shrinker: str = ''                # how ops are dropped, from `SHRINKERS`; none = they stay; '' = as the method says
     warmup_epochs: Whole = 20         # uniform paths
     round_every: Count = 5            # t: epochs from round to round
     m: Count = 1000                   # paths evaluated in a round (ours)
     n_valid: Count = 1000             # images they are evaluated on (ours)
-    memory: Count = 6                 # rounds whose evaluated paths are learned from, this one included (ours; paper: 1)
+    memory: Count = 6                 # rounds whose evaluations are learned from, this one too (ours; paper: 1)
     q_start: Share = .5               # weak path prior in the first round
     q_end: Share = .99                # and after q_epochs more epochs
     q_epochs: Count = 90
-    q_label: Share = 1.               # but no more than this is labelled; a pickier filter is a tightened one (ours; paper: 1)
+    q_label: Share = 1.               # most that is labelled; above it the filter is tightened (ours; paper: 1)
     path_shrinkage: bool = True       # train only what the filter keeps
     op_shrinkage: bool = True         # merge ops that are alike
     merge_threshold: Share = .8       # cosine similarity above which two ops merge
-    max_merges: Whole|None = 0        # most merges of one round; 0 = a tenth of the ops that are left (ours), None = no limit
+    max_merges: Whole|None = 0        # most merges of a round; 0 = a tenth of the ops left (ours), None = no limit
     filter_dim: Count = 128           # H
     filter_recipe: Literal['robust', 'paper'] = 'robust'     # `FilterConfig()` or `FilterConfig.paper()`
     filter_iters: Whole = 0           # steps of filter training; 0 = the recipe's
@@ -99,7 +99,8 @@ class MergeShrinker(Shrinker):
         sim = algorithm.filt.similarity()
         better = better_ops(algorithm.memory.paths, algorithm.memory.place, self.space)
         rounded = [[[round(v, 4) for v in row] for row in layer] for layer in sim.tolist()]
-        algorithm.log('similarity', round=algorithm.n_rounds, matrices=rounded, better=(better & (sim > 0)).nonzero().tolist())
+        scored_better = (better & (sim > 0)).nonzero().tolist()
+        algorithm.log('similarity', round=algorithm.n_rounds, matrices=rounded, better=scored_better)
         if not self.cfg.op_shrinkage:
             return 0
         plan = plan_merges(sim, self.space, algorithm.threshold, algorithm.vetoes, self.cfg.max_merges, better=better)
@@ -119,24 +120,25 @@ def parts_of(cfg:RoundConfig) -> Method:
 
 def check_parts(parts:Method):
     "Refuse parts that do not exist or do not fit together."
-    sampler = SAMPLERS[parts.sampler]
+    sampler, filters = SAMPLERS[parts.sampler], ', '.join(FILTERS)
     one_of('filter', parts.filter, [*FILTERS, 'none'])
     one_of('shrinker', parts.shrinker, [*SHRINKERS, 'none'])
-    shrinker = SHRINKERS[parts.shrinker] if parts.shrinker != 'none' else Shrinker
-    filters = ', '.join(FILTERS)
+    shrinker = Shrinker if parts.shrinker == 'none' else SHRINKERS[parts.shrinker]
     if parts.filter == 'none':
         if sampler.needs_filter:
-            raise InputError(f'The sampler {parts.sampler} trains what a filter keeps, but filter is none. Allowed: {filters}.')
+            raise InputError(f'The sampler {parts.sampler} trains what a filter keeps, but filter is none. '
+                             f'Allowed: {filters}.')
         if shrinker.needs_filter:
-            raise InputError(f'The shrinker {parts.shrinker} compares ops by what a filter has learned, but filter is none. '
-                             f'Allowed: {filters}; or shrinker none.')
+            raise InputError(f'The shrinker {parts.shrinker} compares ops by what a filter has learned, but filter is '
+                             f'none. Allowed: {filters}; or shrinker none.')
         return
     if not sampler.needs_filter and not shrinker.needs_filter:
-        raise InputError(f'The filter {parts.filter} would be trained and never used: neither the sampler {parts.sampler} nor '
-                         f'the shrinker {parts.shrinker} asks it. Give filter none, or sampler filtered.')
+        raise InputError(f'The filter {parts.filter} would be trained and never used: neither the sampler '
+                         f'{parts.sampler} nor the shrinker {parts.shrinker} asks it. Give filter none, or '
+                         'sampler filtered.')
     if shrinker.needs_filter and FILTERS[parts.filter].similarity is Filter.similarity:
-        raise InputError(f'The shrinker {parts.shrinker} compares ops by what a filter has learned, and the filter {parts.filter} '
-                         'cannot compare them. Give shrinker none too.')
+        raise InputError(f'The shrinker {parts.shrinker} compares ops by what a filter has learned, and the filter '
+                         f'{parts.filter} cannot compare them. Give shrinker none too.')
 
 # %% ../nbs/12_algorithm.ipynb #ed29fa5d
 @config
@@ -218,13 +220,16 @@ class Algorithm1:
         self.evaluate = evaluate
         self.log = log or (lambda kind, **facts: None)
         self.after_drop = after_drop or (lambda: None)
-        self.filt = None
+        self.filt = None                              # P, the path filter; None = without
         if parts.filter != 'none':
             with seeded(cfg.seed, 'filter'):
                 self.filt = FILTERS[parts.filter].build(space, cfg)
-        self.shrinker = None if parts.shrinker == 'none' else SHRINKERS[parts.shrinker](cfg, space, net)
+        self.shrinker = None                          # what drops ops; None = nothing
+        if parts.shrinker != 'none':
+            self.shrinker = SHRINKERS[parts.shrinker](cfg, space, net)
         self.uniform = UniformSampler(space, derive_seed(cfg.seed, 'warm-up'))
-        self.sampler = SAMPLERS[parts.sampler].build(space, derive_seed(cfg.seed, 'paths'), evaluate=quick or evaluate, filt=self.filt)
+        seed = derive_seed(cfg.seed, 'paths')
+        self.sampler = SAMPLERS[parts.sampler].build(space, seed, evaluate=quick or evaluate, filt=self.filt)
         self.current = self.uniform                   # the one of both that is in use
         self.n_rounds = 0
         self.threshold = cfg.merge_threshold          # eta; a person may change it
@@ -235,7 +240,7 @@ class Algorithm1:
 # %% ../nbs/12_algorithm.ipynb #b090e291
 @patch
 def state_dicts(self:Algorithm1) -> tuple[dict[str, dict], dict]:
-    "All that the next paths and rounds depend on, apart from the space and the evaluator: tensors by part, and numbers."
+    "All that the next rounds depend on, apart from the space and the evaluator: tensors by part, and numbers."
     tensors = dict(sampler=self.sampler.state_dict(), uniform=self.uniform.state_dict(),
                    memory=dict(paths=self.memory.paths, place=self.memory.place))
     numbers = dict(n_rounds=self.n_rounds)
@@ -282,7 +287,9 @@ def evaluate_paths(self:Algorithm1) -> Evaluated:
     rank[worst_first] = 1 - (torch.arange(m) / m).double()
     self._log_scores(paths, scores, worst_first[-1])
     n_kept = m * self.cfg.memory
-    self.memory = Evaluated(torch.cat([self.memory.paths, paths])[-n_kept:], torch.cat([self.memory.rank, rank])[-n_kept:])
+    all_paths = torch.cat([self.memory.paths, paths])
+    all_ranks = torch.cat([self.memory.rank, rank])
+    self.memory = Evaluated(all_paths[-n_kept:], all_ranks[-n_kept:])
     return self.memory
 
 @patch
@@ -308,7 +315,7 @@ def _newest(
 ) -> Tensor:
     "True where no newer round has evaluated the same path."
     keys = [tuple(path) for path in paths.tolist()]
-    last = dict(zip(keys, round.tolist()))                         # rounds rise: the last one stays
+    last = dict(zip(keys, round.tolist(), strict=True))            # rounds rise: the last one stays
     return torch.tensor([last[key] for key in keys]) == round
 
 @patch
@@ -347,7 +354,8 @@ def skill(
         return None
     mean = 1 - (1 - rank[kept]).float().mean().item()
     rejected = 1 - n_kept / len(paths)
-    return Skill(mean, (1 - 2*mean) / rejected, 2 * (12 * n_kept)**-.5 / rejected)          # ranks have a variance of 1/12
+    error = 2 * (12 * n_kept)**-.5 / rejected              # ranks have a variance of 1/12
+    return Skill(mean, (1 - 2*mean) / rejected, error)
 
 # %% ../nbs/12_algorithm.ipynb #22208700
 def check_share(kept:float, q:float) -> str:
@@ -369,13 +377,13 @@ def check_skill(
     if keeps_better or chooses_as_well:
         return ''
     other = 'guessing gives' if before is None else 'the filter before it has'
-    return (f'held-out paths that it keeps have the mean rank {now.rank:.0%}, its skill is {now.skill:.2f} (± {now.error:.2f}); '
-            f'{other} {old.rank:.0%} and {old.skill:.2f}.')
+    return (f'held-out paths that it keeps have the mean rank {now.rank:.0%}, its skill is {now.skill:.2f} '
+            f'(± {now.error:.2f}); {other} {old.rank:.0%} and {old.skill:.2f}.')
 
 # %% ../nbs/12_algorithm.ipynb #a30e27a8
 @patch
 def learn(self:Algorithm1, labels:Labels) -> dict:
-    "Train the filter and judge it; one that is rejected gives way to the last that passed. Facts for the event `round`."
+    "Train and judge the filter; a rejected one gives way to the last that passed. Facts for the event `round`."
     filt = self.filt
     last_passed = filt.snapshot() if filt.usable else None
     before = self.skill(*labels.unseen) if filt.usable else None
@@ -463,7 +471,7 @@ def round(self:Algorithm1, epoch:int) -> dict:
 # %% ../nbs/12_algorithm.ipynb #3c19a556
 @patch
 def run_epochs(self:Algorithm1, paths_per_epoch:int=100) -> Iterator[tuple[int, Tensor]]:
-    "All epochs, without training: each epoch and the paths that would be trained in it. The stopping rule is not obeyed."
+    "All epochs without training, whatever the stopping rule says: each, and the paths that would be trained in it."
     for epoch in range(self.cfg.epochs):
         if is_round(self.cfg, epoch):
             self.round(epoch)

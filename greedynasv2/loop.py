@@ -177,14 +177,16 @@ def log_steps(self:Loop):
     loss = torch.stack([record.loss for record in self.pending]).float().tolist()          # waits for the device
     norm = torch.stack([record.norm for record in self.pending]).float().tolist()
     seconds = time.perf_counter() - self.clock
-    good = [l for l, n in zip(loss, norm) if math.isfinite(n) and math.isfinite(l)]
-    for n in norm:
-        self.bad = 0 if math.isfinite(n) else self.bad + 1
+    n_steps = len(loss)
+    finite = [math.isfinite(loss[i]) and math.isfinite(norm[i]) for i in range(n_steps)]
+    good = [loss[i] for i in range(n_steps) if finite[i]]
+    for value in norm:
+        self.bad = 0 if math.isfinite(value) else self.bad + 1
     self.log('step', epoch=(self.step - 1) // self.steps_per_epoch, loss=sum(good) / len(good) if good else None,
              lr=self.optimizer.param_groups[0]['lr'], grad_norm=norm[-1], **self.step_facts(), seconds=seconds,
-             images_per_s=len(loss) * self.cfg.batch_size / seconds)
-    if len(good) < len(loss):
-        self._report_skipped(len(loss) - len(good), len(loss))
+             images_per_s=n_steps * self.cfg.batch_size / seconds)
+    if len(good) < n_steps:
+        self._report_skipped(n_steps - len(good), n_steps)
     self.pending = []
     self.clock = time.perf_counter()
 
@@ -208,7 +210,8 @@ def report_epoch(self:Loop, epoch:int, *facts:str):
     steps = steps[steps.epoch == epoch]
     seconds_a_step = (time.monotonic() - self.began) / (self.step - self.began_at)
     minutes_left = seconds_a_step * (self.n_steps - self.step) / 60
-    notes = f'loss {steps.loss.mean():.3f}', f'{steps.images_per_s.mean():.0f} images/s', *facts, f'{minutes_left:.1f} min left'
+    speed = f'{steps.images_per_s.mean():.0f} images/s'
+    notes = f'loss {steps.loss.mean():.3f}', speed, *facts, f'{minutes_left:.1f} min left'
     self.report(f'epoch {epoch + 1}/{self.cfg.epochs}: {", ".join(notes)}')
 
 # %% ../nbs/16_loop.ipynb #32d380f5
@@ -284,7 +287,8 @@ def train(self:Loop) -> Run|None:      # None on ranks other than 0
         if world.restarts:
             self.report(f'A worker was lost. All {world.size} were started again, from step {self.step}.')
         if not self.restored:
-            self.log('start', n_steps=self.n_steps, steps_per_epoch=self.steps_per_epoch, data=repr(self.data), workers=world.size)
+            self.log('start', n_steps=self.n_steps, steps_per_epoch=self.steps_per_epoch, data=repr(self.data),
+                     workers=world.size)
         while self.step < self.n_steps and not self.stop_reason:
             epoch = self.step // self.steps_per_epoch
             if self.cfg.stop_epoch and epoch >= self.cfg.stop_epoch:
@@ -306,7 +310,8 @@ def _conclude(self:Loop):
     self.save()
     done = self.step >= self.n_steps or self.stop_reason != ASKED
     results = dict(steps=self.step, loss=float(self.run.events('step').loss.tail(5).mean()), **self.results())
-    self.run.finish('end' if done else 'stop', results, step=self.step, reason=self.stop_reason or 'the schedule is done')
+    reason = self.stop_reason or 'the schedule is done'
+    self.run.finish('end' if done else 'stop', results, step=self.step, reason=reason)
 
 # %% ../nbs/16_loop.ipynb #3b11d110
 def ended_run(
@@ -327,7 +332,8 @@ def ended_run(
     if space is not None and run.about['space'] != json.loads(space.to_json()):
         return None
     if report:
-        report(f'The run in {folder} has ended already; this is what it found. For a new one choose another run_dir or seed.')
+        report(f'The run in {folder} has ended already; this is what it found. For a new one choose another run_dir or '
+               'seed.')
     return run
 
 def run_in_workers(

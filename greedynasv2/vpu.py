@@ -50,7 +50,7 @@ def confidence(
 # %% ../nbs/08_vpu.ipynb #a7344a38
 class Labels(NamedTuple):
     "What a round knows about paths: all that a filter may learn from."
-    paths:Tensor              # Remembered evaluations whose ops are all alive, `(n, n_layers)`; a path may be there once a round
+    paths:Tensor              # Remembered evaluations, ops all alive, `(n, n_layers)`; a path may be there once a round
     rank:Tensor               # Percentile rank of each within its round, 0 = best, 1 = worst, `(n,)`, float64
     held_out:Tensor           # True where a path judges the filter and must not be learned from, `(n,)`
     weak:Tensor               # P: the worst share `q_weak` of each round, none of them held out
@@ -75,7 +75,7 @@ class Labels(NamedTuple):
 FILTERS = Registry('filter')
 
 class Filter:
-    "What every filter has; see the table above for what a new one must define: `build`, `fit`, `weakness`, `threshold` and its state."
+    "What every filter has; the table above says what a new one must define."
     kind = ''               # its name in `FILTERS`
     space:SearchSpace       # shared with samplers, so that it knows what was dropped
     judges_itself = False   # validates itself inside `fit`: nothing is held out for the round to judge it by
@@ -169,14 +169,15 @@ class PathFilter(Filter, nn.Module):
         self.lstm = nn.LSTM(dim, dim, batch_first=True, bidirectional=True)
         self.mlp = nn.Sequential(nn.Linear(2*dim, dim), nn.ReLU(), nn.Linear(dim, 1))
         self.register_buffer('log_phi_max', torch.zeros(()))          # largest log Phi over the unlabelled set
-        self.recipe = None                                            # how a run trains it, see `build`; None = `FilterConfig()`
-        self.relearn = False                                          # learn from the start in every round
+        self.recipe = None                           # how a run trains it, see `build`; None = `FilterConfig()`
+        self.relearn = False                         # learn from the start in every round
 
     @property
     def embedding(self) -> Tensor: return self.common + self.own      # E, shape (L, N, H)
     def to(self, *args, **kwargs): return nn.Module.to(self, *args, **kwargs)
     def __repr__(self):
-        return f'{type(self).__name__} of {self.space.name}, {self.dim} wide, trained {self.rounds} times. {self.reason}'.strip()
+        about = f'{type(self).__name__} of {self.space.name}, {self.dim} wide, trained {self.rounds} times.'
+        return f'{about} {self.reason}'.strip()
 
 # %% ../nbs/08_vpu.ipynb #0396859b
 def _to(paths:Tensor, device) -> Tensor:
@@ -199,10 +200,10 @@ def logit(self:PathFilter, A:Tensor) -> Tensor:
 
 # %% ../nbs/08_vpu.ipynb #0fcbd219
 def _last_state(gates_of, order, w_hh):
-    "Last hidden state of an LSTM whose input gates at each step are looked up: `gates_of(l)` gives `(n, 4H)`."
+    "Last hidden state of an LSTM whose input gates at each step are looked up: `gates_of(layer)` gives `(n, 4H)`."
     h = c = None
-    for l in order:
-        gates = gates_of(l) if h is None else gates_of(l).addmm_(h, w_hh.T)
+    for layer in order:
+        gates = gates_of(layer) if h is None else gates_of(layer).addmm_(h, w_hh.T)
         i, f, g, o = gates.chunk(4, 1)
         c = i.sigmoid() * g.tanh() if c is None else f.sigmoid() * c + i.sigmoid() * g.tanh()
         h = o.sigmoid() * c.tanh()
@@ -211,12 +212,19 @@ def _last_state(gates_of, order, w_hh):
 @patch
 def _tables(self:PathFilter) -> list:
     "For each direction: order of the layers, what every op adds to the gates `(L, N, 4H)`, recurrent weights."
-    lstm, layers = self.lstm, range(self.space.n_layers)
-    table = lambda d: self.embedding @ getattr(lstm, f'weight_ih_l0{d}').T + getattr(lstm, f'bias_ih_l0{d}') \
-        + getattr(lstm, f'bias_hh_l0{d}')
-    return [(order, table(d), getattr(lstm, f'weight_hh_l0{d}')) for d, order in (('', layers), ('_reverse', layers[::-1]))]
+    layers = range(self.space.n_layers)
+    tables = []
+    for direction, order in (('', layers), ('_reverse', layers[::-1])):
+        w_ih, w_hh, b_ih, b_hh = (getattr(self.lstm, f'{name}_l0{direction}')
+                                  for name in ('weight_ih', 'weight_hh', 'bias_ih', 'bias_hh'))
+        tables.append((order, self.embedding @ w_ih.T + b_ih + b_hh, w_hh))
+    return tables
 
 # %% ../nbs/08_vpu.ipynb #3288cb43
+def _gates(table:Tensor, paths:Tensor) -> Callable:
+    "A function that looks up the gates of the ops that `paths` choose in a layer."
+    return lambda layer: table[layer][paths[:, layer]]
+
 @torch.no_grad()
 def _log_phi(filt, paths:Tensor, batch_size:int=0) -> Tensor:
     "log Phi of many paths on the device of the filter, shape `(n,)`."
@@ -224,10 +232,10 @@ def _log_phi(filt, paths:Tensor, batch_size:int=0) -> Tensor:
     tables = filt._tables()
     size = batch_size or (512 if device.type == 'cpu' else 16384)
     parts = [torch.empty(0, device=device)]
-    for p in _to(paths, device).split(size):
-        if len(p) == 0:
+    for part in _to(paths, device).split(size):
+        if len(part) == 0:
             continue
-        h = [_last_state(lambda l: table[l][p[:, l]], order, w_hh) for order, table, w_hh in tables]
+        h = [_last_state(_gates(table, part), order, w_hh) for order, table, w_hh in tables]
         parts.append(F.logsigmoid(filt.mlp(torch.cat(h, 1)).squeeze(1)))
     return torch.cat(parts)
 
@@ -248,11 +256,12 @@ def normalise(self:PathFilter, unlabelled:Tensor):
 
 @patch
 def tighten(self:PathFilter, unlabelled:Tensor, share:float):
-    "Keep about this `share` of the unlabelled paths that are alive, those with the smallest Phi, or what is kept already, if that is less."
+    "Keep about this `share` of the alive unlabelled paths, those with the smallest Phi; never more than before."
     log_phi = self.log_phi(unlabelled[~self.uses_dropped(unlabelled)]).sort().values
-    last = log_phi[max(1, round(share * len(log_phi))) - 1]                    # the threshold lies between it and the next
+    last = log_phi[max(1, round(share * len(log_phi))) - 1]            # the threshold lies between it and the next
     edge = (last + log_phi[log_phi > last][:1].sum()) / 2 if last < log_phi[-1] else last
-    self.log_phi_max.clamp_(max=(edge + math.log(2)).item())                   # weak: Phi above half of this; `clamp_` on a GPU takes no tensor of the CPU
+    highest = (edge + math.log(2)).item()                              # weak: Phi above half of this
+    self.log_phi_max.clamp_(max=highest)                               # `clamp_` on a GPU takes no tensor of the CPU
 
 @patch
 def weakness(self:PathFilter, paths:Tensor) -> Tensor: return self.log_phi(paths)
@@ -272,7 +281,7 @@ def prob(
 
 @patch
 def similarity(self:PathFilter) -> Tensor:
-    "Cosine similarity of the ops of each layer, by their learned embeddings: from -1 to 1, `(n_layers, n_ops, n_ops)`, on the CPU."
+    "Cosine similarity of the ops of each layer, by their learned embeddings: `(n_layers, n_ops, n_ops)`, on the CPU."
     E = F.normalize(self.embedding.detach().cpu().double(), dim=-1)
     return (E @ E.mT).clamp(-1, 1).float()
 
@@ -319,8 +328,8 @@ def vpu_loss_by_tables(
     "`vpu_loss` of paths whose embeddings are taken as they are."
     n, m, paths = len(p), len(gamma), torch.cat([p, u])
     def gates_of(table):
-        def gates(l):
-            g = table[l].index_select(0, paths[:, l])
+        def gates(layer):
+            g = table[layer].index_select(0, paths[:, layer])
             return torch.cat([g, torch.lerp(g[n:n + m], g[:m], gamma[:, None])])
         return gates
     h = [_last_state(gates_of(table), order, w_hh) for order, table, w_hh in filt._tables()]
@@ -412,7 +421,7 @@ def optimizer(self:PathFilter, cfg:FilterConfig, n_weak:int, n_iters:int):
 # %% ../nbs/08_vpu.ipynb #a69e01e0
 def _check_sets(filt, weak, unlabelled):
     "Both sets as paths of the filter's space, neither empty."
-    for name, paths in ('weak', weak), ('unlabelled', unlabelled):
+    for name, paths in (('weak', weak), ('unlabelled', unlabelled)):
         if len(paths) == 0:
             raise InputError(f'There are no {name} paths to learn from; one is needed, and hundreds to learn much.')
     return (torch.atleast_2d(filt.space.check(p)) for p in (weak, unlabelled))
@@ -428,11 +437,14 @@ def _draw(paths, n): return paths[torch.randint(len(paths), (n,), device=paths.d
 # %% ../nbs/08_vpu.ipynb #5981d52e
 def _batch_loss(filt, cfg, prior, p, u):
     "The loss of one step on weak paths `p` and unlabelled (or good) paths `u`."
-    vpu, device = cfg.method == 'vpu', filt.own.device
+    vpu = cfg.method == 'vpu'
+    device = filt.own.device
     n_mix = min(cfg.batch_mix, len(p), len(u))
+
     def mixture():
         sigma = torch.full((), cfg.sigma, device=device)
         return torch.distributions.Beta(sigma, sigma, validate_args=False).sample((n_mix,))      # a check would wait for a GPU
+
     if vpu and not cfg.dropout and device.type == 'cpu':
         return vpu_loss_by_tables(filt, p, u, mixture(), cfg.lam)
     A_p, A_u = (F.dropout(filt.embed(a), cfg.dropout) for a in (p, u))
@@ -508,7 +520,7 @@ def cross_validate(
     filt:PathFilter,                     # Its weights are as before afterwards
     weak:Tensor, unlabelled:Tensor,
     cfg:FilterConfig, n_iters:int,
-) -> pd.DataFrame|None:                  # By step: `loss`, `kept_weak` of `n` held-out paths, `kept_all`; None = no folds
+) -> pd.DataFrame|None:                  # By step: `loss`, `kept_weak` of `n` held-out paths, `kept_all`; None = none
     "What filters that have not seen a part of the weak paths think of it, over the steps of their training."
     start, rows, folds = _weights(filt), [], _folds(weak, cfg.folds * (cfg.method == 'vpu'))
     device, last = filt.own.device, []
@@ -550,7 +562,7 @@ def train_filter(
     unlabelled:Tensor,      # U: paths drawn from the space; for PN learning, good paths
     cfg:FilterConfig|None=None,
 ) -> pd.DataFrame:          # Some thirty rows: `step`, `loss`, `var_loss`; `valid_loss` is that of the folds
-    "Train a new filter, or go on with one, on weak and unlabelled paths; `filt.reason` says why it was rejected, if it was."
+    "Train a new filter, or go on with one, on weak and unlabelled paths; `filt.reason` says why it is rejected, if so."
     cfg, (weak, unlabelled) = cfg or FilterConfig(), _check_sets(filt, weak, unlabelled)
     if not filt.rounds:
         filt.start(cfg)
@@ -576,20 +588,22 @@ def train_filter(
 # %% ../nbs/08_vpu.ipynb #bcd50fc9
 def judge(
     kept:float,        # Share of unlabelled paths that the filter keeps
-    evidence,          # `kept_weak` of `n` weak paths, best such as were held out, and `kept_all` of the unlabelled ones
+    evidence,          # `kept_weak` of `n` weak paths, held-out ones if possible, `kept_all` of the unlabelled
     luck:float=.03,    # The most that chance may explain
 ) -> str:              # Empty when nothing speaks against the filter
     "Why a filter should not be used, with advice; empty if it passes."
     if kept < .001:
-        return (f'it keeps almost nothing ({kept:.2%} of unlabelled paths): label more paths, a smaller share of them as weak, '
-                'or use less weight decay.')
+        return (f'it keeps almost nothing ({kept:.2%} of unlabelled paths): label more paths, a smaller share of them '
+                'as weak, or use less weight decay.')
     if kept > .9:
-        return f'it keeps almost everything ({kept:.0%} of unlabelled paths): label more paths, or more of them as weak.'
+        return (f'it keeps almost everything ({kept:.0%} of unlabelled paths): label more paths, or more of them as '
+                'weak.')
     from scipy.stats import binom
     weak, everything, n = evidence['kept_weak'], evidence['kept_all'], int(evidence['n'])
     if binom.cdf(round(weak * n), n, everything) > luck:
-        return (f'it cannot tell weak from unlabelled paths: of {n} weak ones it keeps {weak:.1%}, of all {everything:.1%}, '
-                'which may be luck. Label more paths, a smaller share of them as weak, or use less weight decay.')
+        return (f'it cannot tell weak from unlabelled paths: of {n} weak ones it keeps {weak:.1%}, of all '
+                f'{everything:.1%}, which may be luck. Label more paths, a smaller share of them as weak, or use less '
+                'weight decay.')
     return ''
 
 # %% ../nbs/08_vpu.ipynb #d745533e
@@ -604,7 +618,7 @@ def finish(self:PathFilter, cfg:FilterConfig, unlabelled:Tensor, evidence):
     self.normalise(unlabelled)
     self.reason = judge(1 - self.is_weak(unlabelled).float().mean().item(), evidence)
     if self.reason:
-        warnings.warn(f'This filter should not be used: {self.reason}')
+        warnings.warn(f'This filter should not be used: {self.reason}', stacklevel=3)
 
 # %% ../nbs/08_vpu.ipynb #66b8688f
 @patch(cls_method=True)
