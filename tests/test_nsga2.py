@@ -12,7 +12,7 @@ from greedynasv2.runs import Run
 from greedynasv2.spaces import get_space, read_arch
 from greedynasv2.vpu import PathFilter
 from conftest import run_notebook
-from test_training import start, toy
+from test_training import toy
 
 ROOT = Path(__file__).resolve().parent.parent
 SEARCHES = {'nsga2': lambda *a, **k: search(*a, report=None, **k), 'random': random_search, 'evolution': regularised_evolution}
@@ -162,7 +162,7 @@ def test_a_run_without_checkpoint(tmp_path):
 
 
 @pytest.mark.slow
-def test_from_a_run_folder_to_a_network(tmp_path):
+def test_from_a_run_folder_to_a_network(tmp_path, start):
     "Train a toy supernet, search it by papermill, and read what was found; bad parameters fail at once."
     assert start(toy(tmp_path/'run')).wait() == 0
     def run_search(**given):
