@@ -2,9 +2,8 @@
 
 __version__ = "0.0.1"
 
-import sys
+import os, sys
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 
 # Where each name of the front door lives. Importing the package imports none of these modules.
@@ -71,7 +70,7 @@ def __dir__():
 
 for _name, _target in _OLD_NAMES.items():
     # In `sys.modules` and not an attribute of the package: `from greedynasv2.retrain import X` finds it there
-    if find_spec(f'{__name__}.{_target}'):
+    if os.path.exists(os.path.join(os.path.dirname(__file__), f'{_target}.py')):
         sys.modules[f'{__name__}.{_name}'] = _Moved(_name, _target)
     else:
         _HOMES[_name] = _name                # the module has its old name yet

@@ -13,9 +13,13 @@ import dataclasses, difflib, hashlib, json, os, random, sys, time, types, typing
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:      # for annotations only
+    import torch
+    from torch import Tensor
 
 # %% ../nbs/00_core.ipynb #60953db3
 class InputError(ValueError):
@@ -147,9 +151,10 @@ class Registry(dict):
 
         def add(thing):
             there = self.get(name)
-            origin = lambda t: (getattr(t, '__module__', None), getattr(t, '__qualname__', None))
-            if there is not None and not any(a == b for a, b in zip(origin(there), origin(thing))):
-                raise InputError(f'The {self.what} {name!r} is there already, from {origin(there)[0]}; choose another name.')
+            module, called = (getattr(there, k, None) for k in ('__module__', '__qualname__'))
+            same = getattr(thing, '__module__', None) == module or getattr(thing, '__qualname__', None) == called
+            if there is not None and not same:
+                raise InputError(f'The {self.what} {name!r} is there already, from {module}; choose another name.')
             self[name] = thing
             return thing
         return add

@@ -8,13 +8,19 @@ __all__ = ['BETTER', 'similarity', 'read_vetoes', 'merge_cap', 'MergePlan', 'pla
 
 # %% ../nbs/11_merger.ipynb #e661a463
 from html import escape
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import pandas as pd
 
 from .core import Bounds, InputError, Whole, as_array, check_value, one_of
 from .facts import SpaceFacts
+
+if TYPE_CHECKING:      # for annotations only
+    import torch
+    from torch import Tensor
+    from greedynasv2.supernet import SuperNet
+    from greedynasv2.vpu import PathFilter
 
 # %% ../nbs/11_merger.ipynb #7b2960f6
 def similarity(

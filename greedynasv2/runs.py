@@ -13,17 +13,24 @@ __all__ = ['HELD', 'FRESH', 'SUPERNETS', 'git_commit', 'torch_version', 'describ
 import json, math, os, platform, re, shutil, socket, subprocess, sys, time, weakref
 from dataclasses import field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 from fastcore.basics import patch
 
 import greedynasv2
-from .core import (InputError, Share, Whole, as_array, check_value, config, is_tensor, one_of, read_json, seeded,
+from .core import (InputError, Share, Whole, check_value, config, is_tensor, one_of, read_json, seeded,
                               write_atomic)
 from .events import (CODES, EVENTS, LINE, NO_EVENTS, SPEED, WHERE, EventLog, RunError, alive_ops, event_line,    # noqa: F401
                                 gc_paused, kept_ranges, parse_lines, plain, same_events, thin, told)
 from .facts import SpaceFacts
+
+if TYPE_CHECKING:      # for annotations only
+    import torch
+    from torch import Tensor, nn
+    from greedynasv2.spaces import SearchSpace
+    from greedynasv2.supernet import SuperNet
+    from greedynasv2.vpu import PathFilter
 
 try:
     import fcntl

@@ -7,7 +7,6 @@ __all__ = ['ARCH_KEYS', 'SearchSpace', 'get_space', 'Arch', 'write_arch', 'read_
 
 # %% ../nbs/03_spaces.ipynb #8937d584
 import json
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -129,7 +128,7 @@ def canonical(self:SearchSpace, paths) -> Tensor:
     if 'ID' not in self.op_names:
         return paths
     identity = self.op_names.index('ID')
-    starts = [l for l, layer in enumerate(self.layers) if not layer.is_plain] + [self.n_layers]
+    starts = [i for i, layer in enumerate(self.layers) if not layer.is_plain] + [self.n_layers]
     for start, end in zip([-1, *starts], starts):      # a run: what follows a layer that changes the shape
         run = paths[..., start + 1:end]
         order = torch.argsort((run == identity).int(), dim=-1, stable=True)
