@@ -88,6 +88,8 @@ globalThis.geometry ??= (() => {
     }
     boxes.forEach((a, i) => boxes.slice(i + 1).forEach(b => {
       if (i < all.length && over(a, b, 1)) found.push(`box of ${a.title.slice(0, 40)} over box of ${b.title.slice(0, 40)}`); }));
+    if (settled) for (const b of document.querySelectorAll('.nas-watch .widget-button'))
+      if (b.offsetParent !== null && b.scrollWidth > b.clientWidth + 1) found.push(`button "${b.textContent.trim()}" is cut off`);
     return found;
   };
   return { figures, others, wrong, faint };
