@@ -883,7 +883,7 @@ def clicked(self:SimilarityPanel, change):
 # %% ../nbs/22_widgets.ipynb #0718d611
 def button(label:str, tooltip:str, action, **kwargs):
     "A button that does `action`."
-    made = W.Button(description=label, tooltip=tooltip, layout=W.Layout(width='auto'), **kwargs)
+    made = W.Button(description=label, tooltip=tooltip, layout=W.Layout(width='auto', flex='0 0 auto'), **kwargs)
     made.on_click(lambda _: action())
     return made
 
