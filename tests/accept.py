@@ -11,7 +11,8 @@ sys.path.insert(0, str(ROOT/'tests'))
 
 from greedynasv2.core import find_data, results_file, write_atomic
 from greedynasv2.runs import Run, same_events
-from test_training import killed_until_done, same_weights, start, toy, weights
+from conftest import start_run
+from test_training import killed_until_done, same_weights, toy, weights
 
 
 def cifar_folder(folder, n_train=200, n_test=20):
@@ -71,7 +72,7 @@ def demos(folder, *names):
 def kills(folder, n=10, seed=0):
     "One run killed `n` times at random moments, against one that was left alone."
     big, began = dict(epochs=24, q_epochs=22, n_train=960, save_every=0.), time.time()
-    assert start(toy(Path(folder)/'whole', **big)).wait() == 0
+    assert start_run(toy(Path(folder)/'whole', **big)).wait() == 0
     began_steps, seconds = Run.open(Path(folder)/'whole').events('start').t.iloc[0] - began, time.time() - began
     part = (seconds - began_steps) / n                    # a life, beyond its start, of which n are not enough to end the run
     wait = began_steps + .3 * part, began_steps + 1.2 * part

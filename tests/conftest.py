@@ -28,17 +28,20 @@ def data_file():
 ENTRIES = dict(TrainConfig='train_supernet', RetrainConfig='retrain', DetectionConfig='train_detector')
 
 
+def start_run(cfg, first=''):
+    "Train in a process of its own; `first` is code that runs before."
+    config, module = type(cfg).__name__, type(cfg).__module__
+    code = (f'import sys, json; {first}\n'
+            f'from {module} import {config}, {ENTRIES[config]}\n'
+            f'{ENTRIES[config]}({config}(**json.loads(sys.argv[1])))')
+    return subprocess.Popen([sys.executable, '-c', code, json.dumps(cfg.to_dict())], stdout=subprocess.DEVNULL,
+                            stderr=subprocess.PIPE, text=True, env={**os.environ, 'OMP_NUM_THREADS': '1'})
+
+
 @pytest.fixture
 def start():
-    "A function that trains in a process of its own: `start(cfg)`; `first` is code that runs before."
-    def start(cfg, first=''):
-        config, module = type(cfg).__name__, type(cfg).__module__
-        code = (f'import sys, json; {first}\n'
-                f'from {module} import {config}, {ENTRIES[config]}\n'
-                f'{ENTRIES[config]}({config}(**json.loads(sys.argv[1])))')
-        return subprocess.Popen([sys.executable, '-c', code, json.dumps(cfg.to_dict())], stdout=subprocess.DEVNULL,
-                                stderr=subprocess.PIPE, text=True, env={**os.environ, 'OMP_NUM_THREADS': '1'})
-    return start
+    "`start_run`: trains in a process of its own."
+    return start_run
 
 
 @pytest.fixture
