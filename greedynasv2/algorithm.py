@@ -92,7 +92,7 @@ class Shrinker:
 # %% ../nbs/12_algorithm.ipynb #13df69d4
 @SHRINKERS.register('merge')
 class MergeShrinker(Shrinker):
-    "Merge ops that the filter cannot tell apart (Section 4.2)."
+    "Merge ops that are alike to the filter (Section 4.2)."
     needs_filter = True
 
     def shrink(self, algorithm, labels):
@@ -263,7 +263,7 @@ def load_state_dicts(self:Algorithm1, tensors:dict[str, dict], numbers:dict):
 # %% ../nbs/12_algorithm.ipynb #de8babe3
 @patch
 def begin(self:Algorithm1, epoch:int):
-    "Before an epoch: choose the sampler in use, and tell it how far training is."
+    "Before an epoch: choose the sampler in use, and set how far training is."
     cfg = self.cfg
     warm_up = epoch < cfg.warmup_epochs or not cfg.path_shrinkage
     self.current = self.uniform if warm_up and self.sampler.warms_up else self.sampler

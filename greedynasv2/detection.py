@@ -149,7 +149,7 @@ def freeze_norms(module:nn.Module) -> nn.Module:
 
 # %% ../nbs/20_detection.ipynb #27c0a963
 def feature_blocks(backbone:Backbone) -> tuple[nn.Sequential, dict, list]:
-    "The blocks of a network in a row, the names of those that speak at each stride, and their channels."
+    "The blocks of a network in a row, the names of those that give features at each stride, and their channels."
     blocks, space = [*backbone.net.stem, *backbone.net.layers], backbone.arch.space
     check_strides(space)
     layers, ends = [*(layer for _, layer in space.stem), *space.layers], stride_ends(space)
@@ -169,7 +169,7 @@ class ModelConfig:
     head_channels: Count = 1024       # of the box head of Faster R-CNN
     group_norm: bool = False          # in pyramid and RetinaNet's heads (ours)
     anchor_size: Count = 32           # pixels of the smallest anchor; every level doubles it
-    proposals: Count = 1000           # boxes an image that the first stage of Faster R-CNN hands on
+    proposals: Count = 1000           # boxes an image that the first stage of Faster R-CNN passes on
     rois: Count = 512                 # how many of them it learns from
 
 # %% ../nbs/20_detection.ipynb #5f1cfaec
@@ -216,7 +216,7 @@ def choose_detection(recipe:str='', data:str='shapes', **others) -> str:
 
 # %% ../nbs/20_detection.ipynb #c2bebbcc
 def detection_config(recipe:str='', **given) -> DetectionConfig:
-    "A config from a named recipe and what is `given` beside it; drops follow the epochs, anchors the image size."
+    "A config from a named recipe and what is `given`; drops follow the epochs, anchors the image size."
     base = DetectionConfig(**DETECTION_RECIPES[choose_detection(recipe, **given)])
     if given.get('detector') == 'retinanet':
         base = base.replace(lr=base.lr / 2)
@@ -747,7 +747,7 @@ def train_detector(
     report:Callable|None=print,      # Gets a line an epoch; None = silence
     task:DetectionTask|None=None,             # From `load_detection`, if it was loaded before
 ) -> Run:
-    "Train a detector, or go on with a run that was interrupted; the run folder tells everything."
+    "Train a detector, or go on with a run that was interrupted; the run folder holds everything."
     task, report = task or load_detection(cfg), report or (lambda line: None)
     folder = detection_folder(cfg, task.backbone)
     parameters, space = detection_parameters(cfg, task.backbone), task.backbone.arch.space

@@ -348,7 +348,7 @@ def run_in_workers(
     "Let several processes train, and wait for them."
     try:
         launch(target, arguments, cfg, device, report)
-    except KeyboardInterrupt:                                  # the workers are gone, and could not say why
+    except KeyboardInterrupt:                                  # the workers are gone and could not log why
         with suppress(InputError):                             # nothing there, or another run
             if cfg.node_rank == 0 and Run.open(folder).status == 'dead':
                 reopen().finish('stop', reason='interrupted')

@@ -201,7 +201,7 @@ def _least_weak(self:Gate, found, n, generator, known):
         paths = reduce_flops(self.space, paths, self.limit, generator)
     filt = self.filt
     self.filt = None
-    self.max_draws = 1000                                               # the next time it is known to be in vain
+    self.max_draws = 1000                                               # next time one look is enough
     try:
         paths = paths[self.admits(paths, known)]
     finally:
@@ -308,7 +308,7 @@ class CachedEvaluator:
         write_atomic(self.file, ''.join(json.dumps(row) + '\n' for row in rows or [about]))
 
 def _row(line:str) -> dict|None:
-    "What a line says, None if it is damaged."
+    "The row of a line, None if it is damaged."
     try:
         row = json.loads(line)
     except ValueError:
@@ -634,7 +634,7 @@ def _search(
 
 # %% ../nbs/18_nsga2.ipynb #78227a98
 class Counted(DistributedEvaluator):
-    "An evaluator spread over the workers that says how many paths it has scored."
+    "A `DistributedEvaluator` that prints how many paths it has scored."
     n = 0
     def __call__(self, paths):
         self.n += len(paths)

@@ -121,9 +121,9 @@ def find_arch(
 # %% ../nbs/19_retraining.ipynb #e5bccc17
 def retrain_config(
     recipe:str='',       # One of `RETRAIN_RECIPES`; empty = as fits data and network
-    **given,             # What shall be other than in the recipe
+    **given,             # What differs from the recipe
 ) -> RetrainConfig:
-    "A config from a named recipe and what is `given` beside it; an empty `arch` becomes the newest under runs/."
+    "A config from a named recipe and what is `given`; an empty `arch` becomes the newest under runs/."
     known = RetrainConfig(**given)
     file = find_arch(known.arch)
     recipe = choose_retrain(recipe, known.data, read_arch(file).space)
@@ -522,7 +522,7 @@ def export_network(
     run,                             # A retraining run or its folder
     folder=None,                     # Where it goes; None = `network` in the run folder
     onnx:bool=True,                  # Also as ONNX, if that is installed
-    report:Callable|None=print,      # Is told what was left out; None = silence
+    report:Callable|None=print,      # Gets a line if something was left out; None = silence
 ) -> Path:
     "Write the network of a run, its programs, its drawing and its model card."
     run, (model, arch) = Run.open(run), retrained(run)

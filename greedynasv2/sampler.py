@@ -59,7 +59,7 @@ def build(
 
 @patch
 def round_facts(self:Sampler) -> dict:
-    "What it has to say about itself in a round: `u` if it may stop training."
+    "Facts for the event `round`: `u` if the sampler may stop training."
     return {}
 
 # %% ../nbs/10_sampler.ipynb #a9647e34
@@ -80,7 +80,7 @@ def refill(
     self:Sampler,
     n:int,           # So many are needed at once
 ) -> Tensor:         # At least one path, `(?, n_layers)`; what is not needed yet is buffered
-    "Choose some more paths: what a kind of sampler has to say."
+    "Choose some more paths: what a kind of sampler defines."
     raise NotImplementedError(f'{type(self).__name__} does not say how it draws paths.')
 
 # %% ../nbs/10_sampler.ipynb #b04a80d8

@@ -122,7 +122,7 @@ def choose_recipe(recipe:str='', data:str='digits', space:str='mbse', **others) 
     return one_of('recipe', recipe or by_data.get(data, papers), RECIPES)
 
 def make_config(recipe:str='', **given) -> TrainConfig:
-    "A config from a named recipe and what is `given` beside it."
+    "A config from a named recipe and what is `given`."
     space = TrainConfig(**given).space
     base = recipe_of(choose_recipe(recipe, **given), space)
     stretched = scaled_schedule(base, given['epochs']) if 'epochs' in given else {}

@@ -38,7 +38,7 @@ from .spaces import SearchSpace, get_space
 # %% ../nbs/08_vpu.ipynb #1194075c
 def confidence(
     m:int,       # Paths drawn
-    k:int,       # At least so many of them shall be of the kind in question
+    k:int,       # At least so many of them are to be of the kind in question
     p:float,     # Share of that kind in the space: p for good, q = 1 - p for weak paths
 ) -> float:
     "Chance that of `m` random paths at least `k` are of a kind that makes up a share `p` of the space (Theorem 1)."
@@ -372,7 +372,7 @@ class FilterConfig:
     std: Amount = .1               # of the first embeddings                    (paper: 1)
     bias: float|None = None        # of the first logit; None = 2 for vpu, everything starts weak, else 0 (paper: 0)
     prior: Share = .9              # share of weak paths, for pn, upu and nnpu
-    folds: Whole = 3               # the guard against memorising: parts held out in turn; 0 = none (paper: 0)
+    folds: Whole = 3               # against overfitting: parts held out in turn; 0 = none (paper: 0)
     patience: Amount = .1          # how far the held-out loss may end above its best before the best step is taken
     seed: Whole = 0
     show_progress: bool = False
@@ -545,7 +545,7 @@ def cross_validate(
 
 # %% ../nbs/08_vpu.ipynb #123cb4c2
 def _choose(held, n_iters, patience):
-    "The step at which a filter told held-out weak paths from others best, and how many steps to train on all labels."
+    "The step at which held-out weak paths were separated best, and how many steps to train on all labels."
     if held is None:
         return n_iters, n_iters
     lowest = held.loss.min()
@@ -660,7 +660,7 @@ def fit(
 
 @patch
 def _others(self:PathFilter, labels:Labels) -> Tensor:
-    "What weak paths are told from."
+    "What weak paths are separated from."
     return labels.unlabelled
 
 # %% ../nbs/08_vpu.ipynb #0138fd24

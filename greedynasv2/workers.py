@@ -198,7 +198,8 @@ def join(
     restarts:int=0,       # How often the workers of this machine were started before
 ) -> str:                 # The device of this worker
     "Meet the other workers; from here on `world` knows of them."
-    local, on_cuda = int(os.environ['LOCAL_RANK']), get_device(device).type == 'cuda'
+    local = int(os.environ['LOCAL_RANK'])
+    on_cuda = get_device(device).type == 'cuda'
     if on_cuda:
         torch.cuda.set_device(local)
     backend = 'cpu:gloo,cuda:nccl' if on_cuda else 'gloo'
@@ -206,8 +207,10 @@ def join(
     places = [None] * dist.get_world_size()
     dist.all_gather_object(places, (node_rank, local, dist.get_rank()))
     places.sort()
-    world.rank, world.size = places.index((node_rank, local, dist.get_rank())), len(places)
-    world.first, world.restarts = places[0][2], restarts
+    world.rank = places.index((node_rank, local, dist.get_rank()))
+    world.size = len(places)
+    world.first = places[0][2]
+    world.restarts = restarts
     return f'cuda:{local}' if on_cuda else 'cpu'
 
 # %% ../nbs/15_workers.ipynb #18911efc
@@ -253,21 +256,22 @@ def work():
         known = isinstance(e, InputError)
         failed.write_text(json.dumps(dict(known=known, text=str(e) if known else traceback.format_exc())))
         sys.stdout.flush()
-        os._exit(0 if world.agreed else 1)      # the others may be gone: nothing to say goodbye to
+        os._exit(0 if world.agreed else 1)      # the others may be gone: no orderly end
 
 # %% ../nbs/15_workers.ipynb #13793035
 START = 'from greedynasv2.workers import {0}; {0}()'      # what a process runs; the folder of its orders follows
 
 def meeting(orders:dict):
-    "How torch's launcher is to bring the workers together."
+    "How torch's launcher brings the workers together."
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
-    n, first = orders['n_nodes'], orders['node_rank'] == 0
-    there = orders['rdzv'] if n > 1 else '127.0.0.1:0'
+    n = orders['n_nodes']
+    first = orders['node_rank'] == 0
+    endpoint = orders['rdzv'] if n > 1 else '127.0.0.1:0'
     return LaunchConfig(
         n, n, orders['n_procs'], run_id='greedynasv2', max_restarts=orders['max_restarts'],
-        rdzv_backend='c10d', rdzv_endpoint=there, rdzv_configs=dict(is_host=first, join_timeout=900, read_timeout=900),
-        local_addr=there.rpartition(':')[0] if first else None,      # the name by which others know node 0
+        rdzv_backend='c10d', rdzv_endpoint=endpoint, rdzv_configs=dict(is_host=first, join_timeout=900, read_timeout=900),
+        local_addr=endpoint.rpartition(':')[0] if first else None,      # the name by which others know node 0
         logs_specs=DefaultLogsSpecs(log_dir=orders['folder']))
 
 # %% ../nbs/15_workers.ipynb #5a93339f
@@ -283,8 +287,8 @@ def launcher():
         elastic_launch(meeting(orders), sys.executable)('-c', START.format('work'), str(folder))
     except ChildFailedError as e:
         rank, failure = e.get_first_failure()
-        told = folder/f'error-{failure.local_rank}.json'
-        why = json.loads(told.read_text())['text'] if told.exists() else f'exit code {failure.exitcode}'
+        error = folder/f'error-{failure.local_rank}.json'
+        why = json.loads(error.read_text())['text'] if error.exists() else f'exit code {failure.exitcode}'
         (folder/'failure').write_text(f'worker {rank} (process {failure.pid}) ended: {why}')
         sys.exit(1)
 
@@ -293,7 +297,7 @@ class WorkerError(InputError):
     "The workers could not do their job; the message says which one failed first, and how."
 
 def _complain(folder:Path, code:int, cfg:WorkerConfig):
-    "Raise what the workers have failed with, if they have."
+    "Raise the error that the workers failed with, if they did."
     errors = [json.loads(f.read_text()) for f in folder.glob('error-*.json')]
     for e in errors:
         if e['known']:
@@ -303,8 +307,8 @@ def _complain(folder:Path, code:int, cfg:WorkerConfig):
     why = folder/'failure' if (folder/'failure').exists() else folder/'stderr'
     lines = why.read_text(errors='replace').strip().splitlines() or [f'the launcher ended with exit code {code}.']
     again = max([0, *(f.stat().st_size - 1 for f in folder.glob('starts-*'))])
-    told = '\n'.join([*lines[:1], *lines[1:][-15:]])
-    raise WorkerError(f'The workers of node {cfg.node_rank} failed after {again} restarts: {told}')
+    shown = '\n'.join([*lines[:1], *lines[1:][-15:]])
+    raise WorkerError(f'The workers of node {cfg.node_rank} failed after {again} restarts: {shown}')
 
 # %% ../nbs/15_workers.ipynb #2a7dd343
 def _environment(n_procs:int) -> dict:
@@ -356,7 +360,7 @@ def introduce(
     device:str='cpu',      # Of this worker
     fail:int=-1,           # The worker of this number fails
 ):
-    "Say who is there, and reduce a gradient: a trial of whether workers find each other."
+    "Report who is there, and reduce a gradient: a check that workers find each other."
     p = nn.Parameter(torch.zeros(3, device=device))
     p.grad = torch.full_like(p, world.rank)
     loss = reduce_gradients([p], torch.tensor(float(world.rank), device=device))

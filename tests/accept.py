@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/'tests'))
 
-from conftest import start_training
+from conftest import start_run
 from greedynasv2.core import find_data, write_atomic
 from greedynasv2.runs import Run, same_events
 from greedynasv2_studies.measuring import results_file
@@ -73,11 +73,11 @@ def demos(folder, *names):
 def kills(folder, n=10, seed=0):
     "One run killed `n` times at random moments, against one that was left alone."
     big, began = dict(epochs=24, q_epochs=22, n_train=960, save_every=0.), time.time()
-    assert start_training(toy(Path(folder)/'whole', **big)).wait() == 0
+    assert start_run(toy(Path(folder)/'whole', **big)).wait() == 0
     began_steps, seconds = Run.open(Path(folder)/'whole').events('start').t.iloc[0] - began, time.time() - began
     part = (seconds - began_steps) / n                    # a life, beyond its start, of which n are not enough to end the run
     wait = began_steps + .3 * part, began_steps + 1.2 * part
-    n_kills = killed_until_done(start_training, toy(Path(folder)/'killed', **big), n, wait, random.Random(seed))
+    n_kills = killed_until_done(start_run, toy(Path(folder)/'killed', **big), n, wait, random.Random(seed))
     whole, killed = Run.open(Path(folder)/'whole'), Run.open(Path(folder)/'killed')
     resumed = [json.loads(line)['step'] for line in (killed.folder/'events.jsonl').read_text().splitlines() if '"resume"' in line]
     row = dict(kills=n_kills, resumed_from=resumed, steps=int(whole.events('step').step.max()),

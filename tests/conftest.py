@@ -35,11 +35,11 @@ def data_file():
 ENTRIES = dict(TrainConfig='train_supernet', RetrainConfig='retrain', DetectionConfig='train_detector')
 
 
-def start_training(cfg, first=''):
+def start_run(cfg, first=''):
     "Train in a process of its own; `first` is code that runs before."
-    config = type(cfg).__name__
+    config, module = type(cfg).__name__, type(cfg).__module__
     code = (f'import sys, json; {first}\n'
-            f'from {type(cfg).__module__} import {config}, {ENTRIES[config]}\n'
+            f'from {module} import {config}, {ENTRIES[config]}\n'
             f'{ENTRIES[config]}({config}(**json.loads(sys.argv[1])))')
     return subprocess.Popen([sys.executable, '-c', code, json.dumps(cfg.to_dict())], stdout=subprocess.DEVNULL,
                             stderr=subprocess.PIPE, text=True, env={**os.environ, 'OMP_NUM_THREADS': '1'})
@@ -47,8 +47,8 @@ def start_training(cfg, first=''):
 
 @pytest.fixture
 def start():
-    "`start_training`, for tests."
-    return start_training
+    "`start_run`: trains in a process of its own."
+    return start_run
 
 
 @pytest.fixture

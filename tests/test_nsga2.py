@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from greedynasv2.core import InputError, Scores, generator
-from greedynasv2.nsga2 import (Gate, CachedEvaluator, SearchConfig, reduce_flops, cheapest, random_search, regularised_evolution, search,
-                               search_run)
+from greedynasv2.nsga2 import (SEARCHERS, CachedEvaluator, SearchConfig, cheapest, random_search, reduce_flops,
+                               regularised_evolution, search, search_run)
 from greedynasv2.runs import Run
 from greedynasv2.spaces import get_space, read_arch
 from greedynasv2.vpu import PathFilter
@@ -199,3 +199,12 @@ def test_a_damaged_file_of_evaluations(tmp_path):
     file.write_bytes(b'\xff\x00junk}')
     with pytest.raises(InputError, match='holds evaluations of something else'): CachedEvaluator(by_sum, space, file, dict(a=1))
 
+
+
+@pytest.mark.parametrize('name', list(SEARCHERS))
+def test_searchers_by_name(name):
+    "All take the same arguments and give a result of the asked size."
+    space = get_space('toy')
+    found = SEARCHERS[name](space, by_sum, 30, path_filter=None, pop_size=8, seed=1, report=None, show_progress=False)
+    assert len(found.history) == 30 and len(found.pareto)
+    with pytest.raises(InputError, match="Did you mean 'nsga2'"): SearchConfig(searcher='nsga3')

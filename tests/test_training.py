@@ -1,5 +1,5 @@
 "Algorithm 1 does what it says, survives what may happen to it, and goes on exactly where it was."
-import random, signal, subprocess, time
+import json, random, signal, subprocess, time
 
 import pandas as pd
 import pytest
@@ -13,8 +13,10 @@ from greedynasv2.nasbench import macro_evaluator
 from greedynasv2.runs import Run, same_events, write_control
 from greedynasv2.spaces import get_space
 from greedynasv2.supernet import batch_norms
-from greedynasv2.training import SupernetTrainer, TrainConfig, make_config, train_supernet
+from greedynasv2.training import ABSENT, SupernetTrainer, TrainConfig, make_config, read_config, train_supernet
 from greedynasv2.vpu import FILTERS, FilterConfig, Labels
+
+from conftest import start_run
 
 TOY = dict(space='toy', epochs=6, warmup_epochs=2, round_every=1, q_epochs=4, q_end=.8, image_size=16, n_train=320,
            batch_size=16, lr=.03, m=190, n_valid=60, filter_dim=8, log_every=5, stop_rule='none')
@@ -33,11 +35,11 @@ def weights(run):
 def same_weights(a, b): return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-def killed_until_done(start, cfg, n_kills, wait, rng):
+def killed_until_done(cfg, n_kills, wait, rng):
     "Start the run again and again, each time killed at a random moment, until it is left alone; how often it was killed."
     kills = 0
     for attempt in range(n_kills + 1):
-        process = start(cfg)
+        process = start_run(cfg)
         if attempt < n_kills:
             try: process.wait(rng.uniform(*wait))
             except subprocess.TimeoutExpired: process.send_signal(signal.SIGKILL); kills += 1
@@ -53,7 +55,7 @@ def test_killed_runs_end_as_if_nothing_had_happened(tmp_path, start):
     began = time.monotonic()
     assert start(toy(tmp_path/'whole', memory=2)).wait() == 0
     took = time.monotonic() - began                                # some machines are many times as fast as others
-    assert killed_until_done(start, toy(tmp_path/'killed', memory=2, save_every=0.), 3, (.3*took, .7*took), random.Random(0))
+    assert killed_until_done(toy(tmp_path/'killed', memory=2, save_every=0.), 3, (.3*took, .7*took), random.Random(0))
     whole, killed = Run.open(tmp_path/'whole'), Run.open(tmp_path/'killed')
     assert same_events(whole, killed) == []
     assert same_weights(weights(whole), weights(killed))
@@ -416,12 +418,29 @@ def test_parts_that_do_not_fit_are_refused(given, says):
     with pytest.raises(InputError, match=says): toy('', **given)
 
 
+def test_a_folder_without_newer_parameters_goes_on(tmp_path):
+    "A parameter that an older config.json lacks means what that version did; another value for it is refused."
+    cfg = toy(tmp_path/'old', method='spos', epochs=2)
+    train_supernet(cfg.replace(stop_epoch=1), report=None)
+    file = tmp_path/'old'/'config.json'
+    about = json.loads(file.read_text())
+    for name in ABSENT: del about['parameters'][name]
+    file.write_text(json.dumps(about))
+    with pytest.raises(InputError, match="sampler \\('fair' given, '' there\\)"):
+        train_supernet(cfg.replace(sampler='fair'), report=None)
+    old = train_supernet(cfg, report=None)
+    whole = train_supernet(toy(tmp_path/'whole', method='spos', epochs=2), report=None)
+    assert old.status == 'ended' and same_weights(weights(old), weights(whole))
+    assert train_supernet(cfg, report=None).results == whole.results          # ended: returned as it is
+    assert read_config(old).lr == cfg.lr and read_config(old).sampler == ''
+
+
 def test_parts_by_name(tmp_path):
     "A part replaces that of the method; the run's folder is named after it, and it goes on from its checkpoint."
     cfg = toy(tmp_path/'run', filter='nnpu', shrinker='none', epochs=3)
     assert parts_of(cfg) == ('filtered', 'nnpu', 'none', 'one')
-    cut = train_supernet(cfg.replace(stop_epoch=3 - 1), report=None)
-    assert cut.status == 'stopped' and cut.filter is None or cut.filter.kind == 'nnpu'
+    cut = train_supernet(cfg.replace(stop_epoch=2), report=None)
+    assert cut.status == 'stopped' and cut.filter.kind == 'nnpu'
     run = train_supernet(cfg, report=None)
     assert run.status == 'ended' and run.filter.kind == 'nnpu' and not len(run.events('merge'))
     assert run.filter_at(0).kind == 'nnpu'

@@ -8,11 +8,10 @@ import torch.distributed as dist
 
 from greedynasv2.core import InputError
 from greedynasv2.loop import StepRecord, cosine_lr
-from greedynasv2.runs import Run, read_heartbeat, same_events, write_control
-from greedynasv2.spaces import get_space
-from greedynasv2.supernet import SuperNet, SupernetEvaluator, step_path
-from greedynasv2.training import SupernetTrainer, TrainConfig, make_config, train_supernet
-from greedynasv2.workers import DistributedEvaluator, WorkerConfig, WorkerError, launch, on_rank0, reduce_gradients, world
+from greedynasv2.runs import Run, read_heartbeat, write_control
+from greedynasv2.supernet import SupernetEvaluator, step_path
+from greedynasv2.training import SupernetTrainer, make_config, train_supernet
+from greedynasv2.workers import DistributedEvaluator, WorkerConfig, WorkerError, launch, on_rank0, world
 
 from conftest import until
 
