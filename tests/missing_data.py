@@ -5,7 +5,7 @@ from greedynasv2.core import InputError
 from greedynasv2.nasbench import load_macro
 
 NEVER = '^[_.]'
-NEEDS_MACRO = '^(04_nasbench|08_vpu|10_sampler|17_training|18_nsga2|explore_filter)'
+NEEDS_MACRO = '^(04_nasbench|08_vpu|09_filters|10_sampler|17_training|18_nsga2|explore_filter)'
 
 try: load_macro(); skip = NEVER
 except InputError as e:
