@@ -77,7 +77,7 @@ def kills(folder, n=10, seed=0):
     began_steps, seconds = Run.open(Path(folder)/'whole').events('start').t.iloc[0] - began, time.time() - began
     part = (seconds - began_steps) / n                    # a life, beyond its start, of which n are not enough to end the run
     wait = began_steps + .3 * part, began_steps + 1.2 * part
-    n_kills = killed_until_done(start_run, toy(Path(folder)/'killed', **big), n, wait, random.Random(seed))
+    n_kills = killed_until_done(toy(Path(folder)/'killed', **big), n, wait, random.Random(seed))
     whole, killed = Run.open(Path(folder)/'whole'), Run.open(Path(folder)/'killed')
     resumed = [json.loads(line)['step'] for line in (killed.folder/'events.jsonl').read_text().splitlines() if '"resume"' in line]
     row = dict(kills=n_kills, resumed_from=resumed, steps=int(whole.events('step').step.max()),

@@ -6,7 +6,7 @@ from greedynasv2.nasbench import load_macro
 
 NEVER = '^[_.]'
 # Of the library, then of the studies
-NEEDS_MACRO = ('^(04_nasbench|08_vpu|10_sampler|17_training|18_nsga2'
+NEEDS_MACRO = ('^(04_nasbench|08_vpu|09_filters|10_sampler|12_algorithm|17_training|18_nsga2'
                '|01_macro|03_reproduce|04_claims|explore_filter)')
 
 try:
