@@ -904,6 +904,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                       'greedynasv2.training.WeightConfig': ('training.html#weightconfig', 'greedynasv2/training.py'),
                                       'greedynasv2.training._same_start': ('training.html#_same_start', 'greedynasv2/training.py'),
                                       'greedynasv2.training._train_together': ('training.html#_train_together', 'greedynasv2/training.py'),
+                                      'greedynasv2.training.as_recorded': ('training.html#as_recorded', 'greedynasv2/training.py'),
                                       'greedynasv2.training.choose_recipe': ('training.html#choose_recipe', 'greedynasv2/training.py'),
                                       'greedynasv2.training.load_task': ('training.html#load_task', 'greedynasv2/training.py'),
                                       'greedynasv2.training.make_config': ('training.html#make_config', 'greedynasv2/training.py'),

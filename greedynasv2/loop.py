@@ -327,7 +327,8 @@ def ended_run(
     run = Run.open(folder)
     if run.status != 'ended':
         return None
-    if {**(absent or {}), **run.config} != json.loads(json.dumps(parameters)):
+    lacking = {k: v for k, v in (absent or {}).items() if k not in run.config}
+    if {**run.config, **lacking} != {**json.loads(json.dumps(parameters)), **lacking}:
         return None
     if space is not None and run.about['space'] != json.loads(space.to_json()):
         return None

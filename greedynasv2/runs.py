@@ -433,7 +433,9 @@ def _check_there(folder:Path, about:dict, resume:bool, absent:dict|None=None) ->
         if not (folder/'events.jsonl').exists(): return None
         raise InputError(f'{folder} holds events but no config.json. Choose another folder, or empty this one.')
     there = read_about(folder)
-    there['parameters'] = {**(absent or {}), **there['parameters']}
+    lacking = {k: v for k, v in (absent or {}).items() if k not in there['parameters']}
+    there['parameters'] |= lacking
+    about = {**about, 'parameters': {**about['parameters'], **lacking}}      # what is absent there never refuses
     if differences := config_differences(about, there):
         raise InputError(f'{folder} holds a run of another config: {"; ".join(differences)}. Nothing was changed. '
                          'Choose another folder, or give the same values.')

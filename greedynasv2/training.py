@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['ABSENT', 'RECIPES', 'SHORT_MOBILE', 'SPACE_OVERRIDES', 'SHARING', 'Trainer', 'WeightConfig', 'TrainConfig',
            'read_config', 'scaled_schedule', 'recipe_of', 'choose_recipe', 'make_config', 'SupernetTask', 'load_task',
-           'run_folder', 'one_set', 'SupernetTrainer', 'warmed_up', 'train_worker', 'train_supernet', 'simulated_ranks']
+           'run_folder', 'one_set', 'SupernetTrainer', 'warmed_up', 'as_recorded', 'train_worker', 'train_supernet',
+           'simulated_ranks']
 
 # %% ../nbs/17_training.ipynb #ef61b0dc
 import dataclasses
@@ -425,6 +426,15 @@ def results(self:SupernetTrainer) -> dict:
                 log10_size=math.log10(self.space.size))
 
 # %% ../nbs/17_training.ipynb #eb1d5b1f
+def as_recorded(cfg:TrainConfig) -> TrainConfig:
+    "`cfg` with the old meaning of parameters that the run in its folder lacks, if an older version wrote one."
+    folder = run_folder(cfg)
+    if not (folder/'config.json').exists():
+        return cfg
+    there = Run.open(folder).config
+    lacking = {name: value for name, value in ABSENT.items() if name not in there}
+    return cfg.replace(run_dir=str(folder), **lacking)
+
 def train_worker(cfg:dict, space:str, device:str):
     "What each worker of a run does: given are parameters of `TrainConfig`, the space as JSON and the worker's device."
     cfg = TrainConfig(**{**cfg, 'device': device})
@@ -463,6 +473,7 @@ def train_supernet(
     task:SupernetTask|None=None,         # From `load_task`, if it was loaded before
 ) -> Run:
     "Train a supernet, or go on with a run that was interrupted; the run folder holds everything."
+    cfg = as_recorded(cfg)
     if procs_here(cfg, cfg.device) * cfg.n_nodes > 1:
         return _train_together(cfg, report, task)
     ended = ended_run(run_folder(cfg), run_parameters(cfg), report, absent=ABSENT) if cfg.resume else None
