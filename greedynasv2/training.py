@@ -124,6 +124,7 @@ def choose_recipe(recipe:str='', data:str='digits', space:str='mbse', **others) 
     by_data = dict(digits='demo', cifar10='short')
     return one_of('recipe', recipe or by_data.get(data, papers), RECIPES)
 
+# %% ../nbs/17_training.ipynb #db5f41d6
 def make_config(recipe:str='', **given) -> TrainConfig:
     "A config from a named recipe and what is `given`."
     space = TrainConfig(**given).space
@@ -137,6 +138,7 @@ class SupernetTask(NamedTuple):
     data:Data
     space:SearchSpace       # of the size and the classes of the images
 
+# %% ../nbs/17_training.ipynb #e2d906b4
 def load_task(cfg:TrainConfig) -> SupernetTask:
     "Read the images, and make a space of their size and classes."
     size = cfg.image_size or get_space(cfg.space).image_size
@@ -145,6 +147,7 @@ def load_task(cfg:TrainConfig) -> SupernetTask:
         raise InputError(f'batch_size is {cfg.batch_size}; {data.name} has {len(data.train)} training images.')
     return SupernetTask(data, get_space(cfg.space, n_classes=data.n_classes, image_size=size, width=cfg.width))
 
+# %% ../nbs/17_training.ipynb #1b4e46c4
 def run_folder(cfg:TrainConfig) -> Path:
     "The folder of a run: as given, or runs/<space>-<method>-<parts given by name>-<seed> of the project."
     if cfg.run_dir:
@@ -211,6 +214,7 @@ def build(self:SupernetTrainer, checkpoint):
         self.algorithm.filt.to(device)
     self._agree_on_paths()
 
+# %% ../nbs/17_training.ipynb #1b11f295
 @patch
 def _evaluator(self:SupernetTrainer, name:str, x:Tensor, y:Tensor) -> DistributedEvaluator:
     "Scores of paths on these images, by all workers."
@@ -236,6 +240,7 @@ def state(self:SupernetTrainer) -> tuple[dict, dict]:
         tensors |= pack(name, state)
     return tensors, numbers
 
+# %% ../nbs/17_training.ipynb #c0ab729f
 @patch
 def load_state(self:SupernetTrainer, tensors:dict, meta:dict):
     "Take what `state` gave."
@@ -265,6 +270,7 @@ def warmed_up(
                          f'Run it with stop_epoch={cfg.warmup_epochs}.')
     return tensors
 
+# %% ../nbs/17_training.ipynb #8c8fdcf4
 def _same_start(there:dict, cfg:TrainConfig) -> bool:
     "Does a run with the parameters `there` warm up by uniform paths in the same kind of supernet?"
     if there.get('method') not in METHODS:
@@ -273,6 +279,7 @@ def _same_start(there:dict, cfg:TrainConfig) -> bool:
     sampler = SAMPLERS.get(there['sampler'] or method.sampler)
     return sampler is not None and sampler.warms_up and method.sharing == parts_of(cfg).sharing
 
+# %% ../nbs/17_training.ipynb #9da370d5
 @patch
 def start_fresh(self:SupernetTrainer):
     "Begin with what another run has learned in its warm-up, if one is given."
@@ -318,6 +325,7 @@ def batches(self:SupernetTrainer, epoch:int, start:int):
     return self.data.batches(cfg.batch_size, epoch, start, self.device, cfg.n_workers, cfg.augment or None,
                              part=(world.rank, world.size))
 
+# %% ../nbs/17_training.ipynb #ae6bdbff
 @patch
 def step_facts(self:SupernetTrainer) -> dict:
     "The paths that were trained since the last time."
@@ -368,6 +376,7 @@ def _round(self:SupernetTrainer, epoch:int) -> tuple[dict, Tensor]:
         self.run.keep_filter(facts['round'], self.algorithm.filt)
     return facts, self.space.alive
 
+# %% ../nbs/17_training.ipynb #6a8410ed
 @patch
 def _follow(self:SupernetTrainer, alive:Tensor):
     "Do to space, net and samplers of another worker what a round did to those of rank 0."
@@ -400,6 +409,7 @@ def begin_epoch(self:SupernetTrainer, epoch:int):
     if not self.stop_reason:
         self.algorithm.begin(epoch)
 
+# %% ../nbs/17_training.ipynb #417e221b
 @patch
 def end_epoch(self:SupernetTrainer, epoch:int):
     "Log and report what was kept."
@@ -418,6 +428,7 @@ def _compare(self:SupernetTrainer, n:int) -> dict:
         self.log('eval', paths=name, n=n, **found[name])
     return found
 
+# %% ../nbs/17_training.ipynb #046b2075
 @patch
 def results(self:SupernetTrainer) -> dict:
     "What the run found."
@@ -435,6 +446,7 @@ def as_recorded(cfg:TrainConfig) -> TrainConfig:
     lacking = {name: value for name, value in ABSENT.items() if name not in there}
     return cfg.replace(run_dir=str(folder), **lacking)
 
+# %% ../nbs/17_training.ipynb #a89a3867
 def train_worker(cfg:dict, space:str, device:str):
     "What each worker of a run does: given are parameters of `TrainConfig`, the space as JSON and the worker's device."
     cfg = TrainConfig(**{**cfg, 'device': device})
@@ -449,6 +461,7 @@ def train_worker(cfg:dict, space:str, device:str):
         return
     SupernetTrainer(cfg, report).train()
 
+# %% ../nbs/17_training.ipynb #63f960b9
 def _train_together(cfg:TrainConfig, report:Callable|None, task:SupernetTask|None) -> Run:
     "Train with several workers."
     part_of_batch(cfg.batch_size, procs_here(cfg, cfg.device) * cfg.n_nodes)
