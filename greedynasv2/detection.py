@@ -15,16 +15,14 @@ __all__ = ['STRIDES', 'DETECTION_RECIPES', 'SHAPES', 'MEASURES', 'Backbone', 'lo
 import hashlib
 import json
 import math
-import operator
 import os
 import shutil
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
-from itertools import accumulate
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -99,11 +97,20 @@ def fresh_backbone(arch:Arch, seed:int=0, source:str='') -> Backbone:
 # %% ../nbs/20_detection.ipynb #7ff1e1ff
 STRIDES = 4, 8, 16, 32
 
+def _all_layers(space:SearchSpace) -> list:
+    "Layers of the stem, then choice layers."
+    return [*(layer for _, layer in space.stem), *space.layers]
+
 def stride_ends(space:SearchSpace) -> dict[int, int]:
     "Stride -> number of the last block that has it; blocks of the stem are counted first."
-    layers = [*(layer for _, layer in space.stem), *space.layers]
-    return {stride: i for i, stride in enumerate(accumulate((layer.stride for layer in layers), operator.mul))}
+    stride = 1
+    ends = {}
+    for i, layer in enumerate(_all_layers(space)):
+        stride *= layer.stride
+        ends[stride] = i                       # a later block of the same stride takes its place
+    return ends
 
+# %% ../nbs/20_detection.ipynb #ee41cc13
 def check_strides(space:SearchSpace):
     "Refuse a space whose networks do not have features at all of `STRIDES`."
     if not set(STRIDES) <= set(ends := stride_ends(space)):
@@ -150,11 +157,16 @@ def freeze_norms(module:nn.Module) -> nn.Module:
 # %% ../nbs/20_detection.ipynb #27c0a963
 def feature_blocks(backbone:Backbone) -> tuple[nn.Sequential, dict, list]:
     "The blocks of a network in a row, the names of those that give features at each stride, and their channels."
-    blocks, space = [*backbone.net.stem, *backbone.net.layers], backbone.arch.space
+    space = backbone.arch.space
     check_strides(space)
-    layers, ends = [*(layer for _, layer in space.stem), *space.layers], stride_ends(space)
-    row = nn.Sequential(OrderedDict((f'block{i}', block) for i, block in enumerate(blocks)))
-    return row, {stride: f'block{ends[stride]}' for stride in STRIDES}, [layers[ends[s]].c_out for s in STRIDES]
+    row = nn.Sequential()
+    for i, block in enumerate([*backbone.net.stem, *backbone.net.layers]):
+        row.add_module(f'block{i}', block)
+    ends = stride_ends(space)
+    layers = _all_layers(space)
+    names = {stride: f'block{ends[stride]}' for stride in STRIDES}
+    channels = [layers[ends[stride]].c_out for stride in STRIDES]
+    return row, names, channels
 
 # %% ../nbs/20_detection.ipynb #f5afe19f
 @config
@@ -261,6 +273,7 @@ def channel_stats(arch:Arch) -> dict:
         found[f'image_{name}'] = values
     return found
 
+# %% ../nbs/20_detection.ipynb #ef24f6a2
 def _is_number(value) -> bool: return isinstance(value, (int, float)) and math.isfinite(value)
 
 # %% ../nbs/20_detection.ipynb #71ccf912
@@ -268,7 +281,9 @@ def make_anchors(cfg:ModelConfig) -> AnchorGenerator:
     "Anchors of three shapes on five levels; RetinaNet has three sizes a level."
     sizes = [cfg.anchor_size * 2**level for level in range(5)]
     thirds = (0, 1/3, 2/3) if cfg.detector == 'retinanet' else (0,)
-    return AnchorGenerator(tuple(tuple(int(s * 2**t) for t in thirds) for s in sizes), ((.5, 1., 2.),) * 5)
+    of_level = [tuple(int(size * 2**third) for third in thirds) for size in sizes]
+    shapes = [(.5, 1., 2.)] * 5
+    return AnchorGenerator(tuple(of_level), tuple(shapes))
 
 # %% ../nbs/20_detection.ipynb #104984e0
 def build_detector(
@@ -359,13 +374,16 @@ def _box(file:Path, row:dict, images:dict, categories:dict) -> dict|None:
         box = [math.nan]
     if not all(map(math.isfinite, box)):
         raise InputError(f'{file}: the annotation {str(row)[:80]} needs bbox: x, y, width and height in pixels.')
-    image, area = images[row['image_id']], row.get('area')
-    inside = min(x + w, image['width']) - max(x, 0), min(y + h, image['height']) - max(y, 0)
-    if min(w, h, *inside) < 1:
+    image = images[row['image_id']]
+    width_inside = min(x + w, image['width']) - max(x, 0)
+    height_inside = min(y + h, image['height']) - max(y, 0)
+    if min(w, h, width_inside, height_inside) < 1:
         return None
-    kept = {k: row[k] for k in ('image_id', 'category_id')}
-    return dict(**kept, bbox=box, iscrowd=int(bool(row.get('iscrowd'))),
-                area=area if isinstance(area, (int, float)) and area > 0 else w * h)
+    area = row.get('area')
+    if not isinstance(area, (int, float)) or area <= 0:
+        area = w * h
+    return dict(image_id=row['image_id'], category_id=row['category_id'], bbox=box,
+                iscrowd=int(bool(row.get('iscrowd'))), area=area)
 
 # %% ../nbs/20_detection.ipynb #d42b8593
 def _image_files(file:Path, places:list, images:list) -> list[Path]:
@@ -433,29 +451,38 @@ SHAPES = dict(circle=48, square=4, triangle=3)      # corners
 def _ground(size:int, colour:np.ndarray, rng) -> Image.Image:
     "Soft blotches around a colour, and grain."
     blotches = colour + rng.normal(0, 30, (*rng.integers(2, 7, 2), 3))
-    soft = Image.fromarray(blotches.clip(0, 255).astype(np.uint8)).resize((size, size), Image.Resampling.BICUBIC)
-    return Image.fromarray((np.asarray(soft) + rng.normal(0, 12, (size, size, 3))).clip(0, 255).astype(np.uint8))
+    soft = _as_image(blotches).resize((size, size), Image.Resampling.BICUBIC)
+    grain = rng.normal(0, 12, (size, size, 3))
+    return _as_image(np.asarray(soft) + grain)
 
+def _as_image(pixels:np.ndarray) -> Image.Image: return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+# %% ../nbs/20_detection.ipynb #78011351
 def _corners(size:int, shape:str, rng) -> np.ndarray:
     "A polygon inside the image, `(n, 2)`."
-    n, radius = SHAPES[shape], size * np.exp(rng.uniform(np.log(.07), np.log(.25)))
-    angles = rng.uniform(0, 2*np.pi) + 2*np.pi * np.arange(n) / n
-    return rng.uniform(radius, size - radius, 2) + radius * np.stack([np.cos(angles), np.sin(angles)], 1)
+    n = SHAPES[shape]
+    radius = size * np.exp(rng.uniform(np.log(.07), np.log(.25)))
+    first = rng.uniform(0, 2*np.pi)
+    angles = first + 2*np.pi * np.arange(n) / n
+    centre = rng.uniform(radius, size - radius, 2)
+    return centre + radius * np.stack([np.cos(angles), np.sin(angles)], 1)
 
 # %% ../nbs/20_detection.ipynb #cfcfb0d9
 def draw_image(size:int, rng:np.random.Generator, most:int=4) -> tuple[Image.Image, list]:
     "An image of one to `most` shapes that do not touch, and (number of the shape, x, y, width, height) of each."
-    colour, boxes = rng.uniform(0, 256, 3), []
+    colour = rng.uniform(0, 256, 3)
     image = _ground(size, colour, rng)
+    boxes = []
     for _ in range(rng.integers(1, most + 1)):
         kind = int(rng.integers(len(SHAPES)))
         corners = _corners(size, list(SHAPES)[kind], rng)
-        (x1, y1), (x2, y2) = corners.min(0), corners.max(0)
+        x1, y1 = corners.min(0)
+        x2, y2 = corners.max(0)
         if any(x1 < x + w and x < x2 and y1 < y + h and y < y2 for _, x, y, w, h in boxes):
             continue
         mask = Image.new('L', (4 * size, 4 * size))
         ImageDraw.Draw(mask).polygon([tuple(p) for p in (4 * corners).tolist()], fill=255)
-        other = (colour + rng.uniform(70, 186, 3)) % 256              # any that can be told from the ground
+        other = (colour + rng.uniform(70, 186, 3)) % 256              # well apart from the ground
         image.paste(tuple(other.astype(int).tolist()), mask=mask.resize((size, size), Image.Resampling.BOX))
         boxes.append((kind, float(x1), float(y1), float(x2 - x1), float(y2 - y1)))
     return image, boxes
@@ -469,8 +496,9 @@ def _draw_split(folder:Path, split:str, size:int, n:int, seed:int):
         image, boxes = draw_image(size, np.random.default_rng(derive_seed(seed, 'shapes', split, i)))
         image.save(folder/split/f'{i:05d}.jpg', quality=92)
         images.append(dict(id=i, file_name=f'{i:05d}.jpg', width=size, height=size))
-        rows += [dict(id=len(rows) + j, image_id=i, category_id=kind + 1, bbox=[round(v, 2) for v in box], iscrowd=0)
-                 for j, (kind, *box) in enumerate(boxes)]
+        for kind, *box in boxes:
+            box = [round(v, 2) for v in box]
+            rows.append(dict(id=len(rows), image_id=i, category_id=kind + 1, bbox=box, iscrowd=0))
     categories = [dict(id=i, name=name) for i, name in enumerate(SHAPES, 1)]
     (folder/f'{split}.json').write_text(json.dumps(dict(images=images, annotations=rows, categories=categories)))
 
@@ -494,7 +522,10 @@ def draw_shapes(folder, size:int=128, n_train:int=1000, n_valid:int=100, seed:in
 class BoxView(Dataset):
     "The images of a set as one epoch sees them: pixels, and boxes as x1, y1, x2, y2 with labels from 1 on."
     def __init__(self, data:CocoSet, flip:float=0., seed:int=0, epoch:int=0):
-        self.data, self.flip, self.seed, self.epoch = data, v2.RandomHorizontalFlip(flip), seed, epoch
+        self.data = data
+        self.flip = v2.RandomHorizontalFlip(flip)
+        self.seed = seed
+        self.epoch = epoch
         number = {c['id']: n for n, c in enumerate(data.truth['categories'], 1)}
         self.rows = {image['id']: [] for image in data.truth['images']}
         for a in data.truth['annotations']:
@@ -502,15 +533,17 @@ class BoxView(Dataset):
                 self.rows[a['image_id']].append((*a['bbox'], number[a['category_id']]))
 
     def __len__(self): return len(self.data)
+
     def __getitem__(self, i):
-        about, image = self.data.truth['images'][i], read_image(self.data.files[i])
+        about = self.data.truth['images'][i]
+        image = read_image(self.data.files[i])
         if image.size != (about['width'], about['height']):
             raise InputError(f'{self.data.files[i]} has {image.size[0]} x {image.size[1]} pixels; its annotations are '
                              f'for {about["width"]} x {about["height"]}.')
         x, y, w, h, labels = torch.tensor(self.rows[about['id']], dtype=torch.float).view(-1, 5).unbind(1)
-        size = image.size[::-1]
-        boxes = torch.stack([x.clamp(0), y.clamp(0), (x + w).clamp(max=size[1]), (y + h).clamp(max=size[0])], 1)
-        boxes = tv_tensors.BoundingBoxes(boxes, format='XYXY', canvas_size=size)
+        width, height = image.size
+        boxes = torch.stack([x.clamp(0), y.clamp(0), (x + w).clamp(max=width), (y + h).clamp(max=height)], 1)
+        boxes = tv_tensors.BoundingBoxes(boxes, format='XYXY', canvas_size=(height, width))
         with seeded(self.seed, 'flip', self.epoch, int(i)):
             image, boxes = self.flip(tv_tensors.Image(image), boxes)
         return image.as_subclass(Tensor), dict(boxes=boxes.as_subclass(Tensor), labels=labels.long())
@@ -518,6 +551,7 @@ class BoxView(Dataset):
 # %% ../nbs/20_detection.ipynb #b344068d
 def _listed(batch): return [list(part) for part in zip(*batch, strict=True)]
 
+# %% ../nbs/20_detection.ipynb #2c94f8b9
 def load_batches(view:BoxView, chosen:list, device='cpu', n_workers:int=0):
     "Batches of images, floats from 0 to 1, and of targets, on `device`."
     device = torch.device(device)
@@ -611,9 +645,11 @@ def load_detection(cfg:DetectionConfig) -> DetectionTask:
 # %% ../nbs/20_detection.ipynb #3a618daf
 def detection_parameters(cfg:DetectionConfig, backbone:Backbone) -> dict:
     "What defines a run, the network by its path and weights instead of by its place."
-    kept = {k: v for k, v in run_parameters(cfg).items() if k != 'network'}
-    stats = {k: v for k, v in backbone.arch.facts.items() if k in ('mean', 'std')}
-    return dict(**kept, path=backbone.arch.space.decode(backbone.arch.path), weights=backbone.weights, facts=stats)
+    parameters = run_parameters(cfg)
+    del parameters['network']
+    arch = backbone.arch
+    stats = {k: v for k, v in arch.facts.items() if k in ('mean', 'std')}
+    return dict(**parameters, path=arch.space.decode(arch.path), weights=backbone.weights, facts=stats)
 
 # %% ../nbs/20_detection.ipynb #60973740
 def detection_folder(cfg:DetectionConfig, backbone:Backbone) -> Path:
@@ -644,6 +680,7 @@ def open_run(self:DetectionTrainer) -> Run:
     folder = detection_folder(self.cfg, backbone)
     return Run.create(folder, detection_parameters(self.cfg, backbone), backbone.arch.space, resume=self.cfg.resume)
 
+# %% ../nbs/20_detection.ipynb #f9ee9977
 @patch
 def build(self:DetectionTrainer, checkpoint):
     "Detector and optimizer."
@@ -661,6 +698,7 @@ def state(self:DetectionTrainer) -> tuple[dict, dict]:
     tensors = {**pack('detector', self.net.state_dict()), **optimizer_tensors(self.optimizer, self.net)}
     return tensors, dict(scores=self.scores, classes=self.data.train.classes)
 
+# %% ../nbs/20_detection.ipynb #15f4a639
 @patch
 def load_state(self:DetectionTrainer, tensors:dict, meta:dict):
     "Take what `state` gave."
@@ -672,7 +710,8 @@ def load_state(self:DetectionTrainer, tensors:dict, meta:dict):
 def stepped_lr(cfg:DetectionConfig, step:int, steps_per_epoch:int) -> float:
     "`lr` after a linear rise, divided by ten after each of the epochs `drops`."
     rise = min(1, (step + 1) / cfg.lr_warmup) if cfg.lr_warmup else 1
-    return cfg.lr * rise * .1 ** sum(step >= epoch * steps_per_epoch for epoch in cfg.drops)
+    n_drops = sum(step >= epoch * steps_per_epoch for epoch in cfg.drops)
+    return cfg.lr * rise * .1 ** n_drops
 
 # %% ../nbs/20_detection.ipynb #eaedb3ae
 @patch
@@ -720,6 +759,7 @@ def evaluate(self:DetectionTrainer) -> dict:
 @patch
 def begin_epoch(self:DetectionTrainer, epoch:int): self.net.train()      # measuring has left it in evaluation mode
 
+# %% ../nbs/20_detection.ipynb #62a0b47c
 @patch
 def end_epoch(self:DetectionTrainer, epoch:int):
     "Measure, log, report and save."

@@ -296,6 +296,7 @@ def launcher():
 class WorkerError(InputError):
     "The workers could not do their job; the message says which one failed first, and how."
 
+# %% ../nbs/15_workers.ipynb #0166d906
 def _complain(folder:Path, code:int, cfg:WorkerConfig):
     "Raise the error that the workers failed with, if they did."
     errors = [json.loads(f.read_text()) for f in folder.glob('error-*.json')]
@@ -319,6 +320,7 @@ def _environment(n_procs:int) -> dict:
     threads = str(max(1, (os.cpu_count() or 1) // n_procs))
     return {'OMP_NUM_THREADS': threads, **os.environ, 'PYTHONPATH': os.pathsep.join(paths)}
 
+# %% ../nbs/15_workers.ipynb #48a66983
 def _end(process:subprocess.Popen):
     "End a launcher, and with it its workers, if it still runs."
     if process.poll() is not None:
