@@ -269,7 +269,7 @@ def in_order(
 ):
     "All images of a split once, batch by batch, without augmentation."
     images = getattr(self, one_of('split', split, SPLITS))
-    check_value('batch_size', batch_size, Count)
+    batch_size = check_value('batch_size', batch_size, Count)
     chosen = torch.arange(len(images)).split(batch_size)
     if images.in_memory:
         for index in chosen:
@@ -471,10 +471,10 @@ def load_data(
     seed:int=0,                # Of split, order and augmentation
 ) -> Data:
     "Training, validation and test images."
-    check_value('image_size', image_size, Count)
-    check_value('n_valid', n_valid, Count|None)
-    check_value('n_train', n_train, Count|None)
-    check_value('seed', seed, int)
+    image_size = check_value('image_size', image_size, Count)
+    n_valid = check_value('n_valid', n_valid, Count|None)
+    n_train = check_value('n_train', n_train, Count|None)
+    seed = check_value('seed', seed, int)
     train, test, classes, augment = _load_sets(name, image_size)
     n = len(train)
     if n_valid is None:
