@@ -7,7 +7,9 @@ __all__ = ['MACRO_FILE', 'MACRO_SHA256', 'MACRO_URL', 'check_macro', 'macro_byte
            'macro_evaluator', 'macro_rank']
 
 # %% ../nbs/04_nasbench.ipynb #2c28de90
-import hashlib, json, urllib.request
+import hashlib
+import json
+import urllib.request
 
 import pandas as pd
 import torch
@@ -24,7 +26,8 @@ MACRO_URL = 'https://raw.githubusercontent.com/xiusu/NAS-Bench-Macro/master/data
 def check_macro(content:bytes, source) -> bytes:
     "`content` if it is the benchmark to the last bit."
     found = hashlib.sha256(content).hexdigest()
-    if found == MACRO_SHA256: return content
+    if found == MACRO_SHA256:
+        return content
     raise InputError(f'{source} is not NAS-Bench-Macro: its SHA-256 is {found}, expected {MACRO_SHA256}. '
                      'Remove it, or put the right file there.')
 
@@ -32,8 +35,10 @@ def check_macro(content:bytes, source) -> bytes:
 def macro_bytes() -> bytes:
     "The benchmark's file, downloaded into the cache at its first use."
     path = find_data(MACRO_FILE)
-    if path: return check_macro(path.read_bytes(), path)
-    try: content = urllib.request.urlopen(MACRO_URL, timeout=20).read()
+    if path:
+        return check_macro(path.read_bytes(), path)
+    try:
+        content = urllib.request.urlopen(MACRO_URL, timeout=20).read()
     except OSError as e:
         raise InputError(f'NAS-Bench-Macro is not on this machine and could not be downloaded ({e}). '
                          f'Put {MACRO_FILE} from {MACRO_URL} into {cache_dir()}, '
@@ -56,7 +61,8 @@ class TableEvaluator:
         acc:Tensor,          # Accuracy in percent of every path, in the order of their indices: `(n_ops ** n_layers,)`
     ):
         n = space.n_ops**space.n_layers
-        if len(acc) != n: raise InputError(f'{space.name} has {n} paths; the table has {len(acc)} rows.')
+        if len(acc) != n:
+            raise InputError(f'{space.name} has {n} paths; the table has {len(acc)} rows.')
         self.space, self.acc = space, torch.as_tensor(acc, dtype=torch.float)
         self.weights = space.n_ops ** torch.arange(space.n_layers).flip(0)      # a path is a number in base n_ops
 
