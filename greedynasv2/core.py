@@ -9,7 +9,15 @@ __all__ = ['Count', 'Whole', 'Share', 'Amount', 'COLOURS', 'KERNEL_COLOURS', 'In
            'Scores', 'progress']
 
 # %% ../nbs/00_core.ipynb #04287408
-import dataclasses, difflib, hashlib, json, os, random, sys, time, types, typing
+import dataclasses
+import difflib
+import hashlib
+import json
+import os
+import random
+import sys
+import types
+import typing
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path

@@ -8,7 +8,14 @@ __all__ = ['DISK_ERRORS', 'EVENTS', 'LINE', 'CODES', 'NO_EVENTS', 'SPEED', 'WHER
            'alive_ops', 'same_events']
 
 # %% ../nbs/13_events.ipynb #13e0b503
-import errno, gc, json, math, os, re, threading, time
+import errno
+import gc
+import json
+import math
+import os
+import re
+import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NamedTuple

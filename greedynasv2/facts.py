@@ -8,7 +8,10 @@ __all__ = ['SPEC', 'ALPHABET', 'MB_OPS', 'MIX_OPS', 'SHUFFLE_OPS', 'RES_OPS', 'M
            'get_facts', 'register_space']
 
 # %% ../nbs/02_facts.ipynb #02fac703
-import json, math, operator, string
+import json
+import math
+import operator
+import string
 from typing import Annotated, NamedTuple
 
 import numpy as np

@@ -19,6 +19,7 @@ from .facts import SpaceFacts
 if TYPE_CHECKING:      # for annotations only
     import torch
     from torch import Tensor
+
     from greedynasv2.supernet import SuperNet
     from greedynasv2.vpu import PathFilter
 

@@ -8,7 +8,8 @@ __all__ = ['KINDS', 'MIXED_KERNELS', 'Cost', 'conv_cost', 'Layer', 'Op', 'Kind',
            'res_shape', 'res_cost', 'register_op']
 
 # %% ../nbs/01_ops.ipynb #01a0b503
-import math, re
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -14,11 +14,48 @@ from fastcore.basics import patch
 from torch import Tensor
 
 from .core import InputError, Whole, check_value, one_of, read_json, write_atomic
-from .facts import (ALIASES, ALPHABET, BUILTIN, GREEDYNAS_B, MACRO, MB_OPS, MIX_OPS, MOBILE, RES50, RES_OPS,      # noqa: F401
-                               SHUFFLE_OPS, SPACES, SPEC, TOY, SpaceFacts, named_spec, register_space, scale_channels)
-from .ops import (KINDS, Cost, Kind, Layer, Op, ShuffleShape, conv_bn_cost, conv_cost, id_cost, kind,             # noqa: F401
-                             max_pool_cost, mb_cost, mix_split, parse_op, register_op, res_cost, res_shape, se_cost,
-                             shuffle_cost, shuffle_shape)
+from greedynasv2.facts import (  # noqa: F401
+    ALIASES,
+    ALPHABET,
+    BUILTIN,
+    GREEDYNAS_B,
+    MACRO,
+    MB_OPS,
+    MIX_OPS,
+    MOBILE,
+    RES50,
+    RES_OPS,
+    SHUFFLE_OPS,
+    SPACES,
+    SPEC,
+    TOY,
+    SpaceFacts,
+    named_spec,
+    register_space,
+    scale_channels,
+)
+from greedynasv2.ops import (  # noqa: F401
+    KINDS,
+    Cost,
+    Kind,
+    Layer,
+    Op,
+    ShuffleShape,
+    conv_bn_cost,
+    conv_cost,
+    id_cost,
+    kind,
+    max_pool_cost,
+    mb_cost,
+    mix_split,
+    parse_op,
+    register_op,
+    res_cost,
+    res_shape,
+    se_cost,
+    shuffle_cost,
+    shuffle_shape,
+)
 
 # %% ../nbs/03_spaces.ipynb #03a0b502
 class SearchSpace(SpaceFacts):

@@ -38,7 +38,7 @@ def build_head(
     dropout:float=0.,      # Before the classifier
 ) -> nn.Sequential:
     "What follows the choice layers: the last blocks, pooling, dropout, classifier."
-    check_value('dropout', dropout, Share)
+    dropout = check_value('dropout', dropout, Share)
     blocks = [build(op, layer) for op, layer in space.head]
     last_layer = space.head[-1][1] if space.head else space.layers[-1]
     classifier = nn.Linear(last_layer.c_out, space.n_classes)

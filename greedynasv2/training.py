@@ -441,6 +441,11 @@ def as_recorded(cfg:TrainConfig) -> TrainConfig:
         return cfg
     there = Run.open(folder).config
     lacking = {name: value for name, value in ABSENT.items() if name not in there}
+    for name, value in lacking.items():
+        given = getattr(cfg, name)
+        if given not in (value, getattr(TrainConfig, name)):      # not the default: somebody asked for it
+            raise InputError(f'{folder} holds a run of another config: {name} ({given!r} given, {value!r} there). '
+                             'Nothing was changed. Choose another folder, or give the same values.')
     return cfg.replace(run_dir=str(folder), **lacking)
 
 # %% ../nbs/17_training.ipynb #a89a3867

@@ -91,15 +91,17 @@ def plot_space(
 ) -> go.Figure:
     "FLOPs of every op in every layer as a heat map and, beside it, the distribution of FLOPs of random paths."
     heat, what = _cost_heatmap(costs), 'FLOPs of every op in every layer'
-    if paths is None: return figure(heat, title=title or what, x='layer', height=160 + 22*costs.op.nunique())
+    if paths is None:
+        return figure(heat, title=title or what, x='layer', height=160 + 22*costs.op.nunique())
     fig = make_subplots(1, 2, column_widths=[.6, .4], horizontal_spacing=.1,
                         subplot_titles=['each op, log colour', 'number of random paths'])
     fig.update_annotations(font_size=12)
     fig.add_trace(heat, 1, 1)
     fig.add_trace(go.Histogram(x=paths.flops/1e6, nbinsx=60, marker_color=COLOURS[0], showlegend=False,
                                hovertemplate='%{x} M: %{y} paths<extra></extra>'), 1, 2)
-    if limit: fig.add_vline(limit/1e6, line=dict(color=COLOURS[4], dash='dash'),
-                            annotation_text=f'limit {limit/1e6:,.0f} M', row=1, col=2)
+    if limit:
+        fig.add_vline(limit/1e6, line=dict(color=COLOURS[4], dash='dash'),
+                      annotation_text=f'limit {limit/1e6:,.0f} M', row=1, col=2)
     fig.update_xaxes(title_text='layer', row=1, col=1)
     fig.update_xaxes(title_text='million multiply-adds', nticks=4, row=1, col=2)
     return fig.update_layout(template='greedynasv2', title_text=as_text(title or 'FLOPs'), height=max(380, 190 + 20*costs.op.nunique()))
@@ -138,8 +140,9 @@ def plot_path(
     fig = figure(*[_layer_bars(rows, k) for k in kernels], barmode='overlay', height=400,
                  title=title or cost, y='output channels')
     se = rows[rows.se]
-    if len(se): fig.add_scatter(x=se.index, y=se.c_out*1.06, mode='markers', name='SE', hoverinfo='skip',
-                                marker=dict(color=COLOURS[4], size=7))
+    if len(se):
+        fig.add_scatter(x=se.index, y=se.c_out*1.06, mode='markers', name='SE', hoverinfo='skip',
+                        marker=dict(color=COLOURS[4], size=7))
     _resolution_bands(fig, rows)
     inner = ~rows.layer.isin(['stem', 'head'])       # a wide head is cut off, or the layers would look flat
     fig.update_yaxes(range=[0, 1.3*rows.c_out[inner].max()])
@@ -218,7 +221,8 @@ def plot_precision_recall(curves:pd.DataFrame) -> go.Figure:
 # %% ../nbs/21_viz.ipynb #8a93cd20
 def _below(fig, y, *traces, share=.3) -> go.Figure:
     "A second, lower panel of `fig` on the same x axis."
-    for trace in traces: fig.add_trace(trace.update(yaxis='y2'))
+    for trace in traces:
+        fig.add_trace(trace.update(yaxis='y2'))
     return fig.update_layout(yaxis_domain=[share + .08, 1], xaxis_anchor='y2', height=460,
                              yaxis2=dict(domain=[0, share], title_text=y, rangemode='tozero'))
 
@@ -228,7 +232,8 @@ def plot_steps(steps:pd.DataFrame) -> go.Figure:
     fig = figure(go.Scatter(x=steps.step, y=steps.loss, name='loss', mode='lines', line=dict(color=THIN, width=1)),
                  go.Scatter(x=steps.step, y=smooth, name='its running mean', mode='lines', line=dict(color=COLOURS[0], width=3)),
                  title='Training', x='step', y='cross-entropy')
-    if 'images_per_s' not in steps: return fig
+    if 'images_per_s' not in steps:
+        return fig
     return _below(fig, 'images/s', go.Scatter(x=steps.step, y=steps.images_per_s, name='images/s', mode='lines',
                                               line=dict(color=COLOURS[1], width=1.5)))
 
@@ -238,12 +243,14 @@ def plot_acceptance(
     rounds:pd.DataFrame,      # `step`, `q`, and `kept` as measured on random paths at the end of a round
 ) -> go.Figure:
     "What share of paths the filter keeps, and what share it was asked to keep."
-    percent = lambda name, x, y, **kw: go.Scatter(x=x, y=100*y, name=name, **kw)
+    def percent(name, x, y, **kw): return go.Scatter(x=x, y=100*y, name=name, **kw)
     lines = [percent('kept while training', accept.step, accept.rate, mode='lines+markers')]
-    if 'kept' in rounds: lines += [percent('kept in the round', rounds.step, rounds.kept, mode='markers',
-                                           marker=_round_marks(rounds) | dict(line=dict(color=GREY, width=1)))]
-    if len(rounds): lines += [percent('1 - q', rounds.step, 1 - rounds.q, mode='lines+markers', marker_size=3,
-                                      line=dict(shape='hv', dash='dash', color=GREY))]
+    if 'kept' in rounds:
+        lines += [percent('kept in the round', rounds.step, rounds.kept, mode='markers',
+                          marker=_round_marks(rounds) | dict(line=dict(color=GREY, width=1)))]
+    if len(rounds):
+        lines += [percent('1 - q', rounds.step, 1 - rounds.q, mode='lines+markers', marker_size=3,
+                          line=dict(shape='hv', dash='dash', color=GREY))]
     return figure(*lines, title='Acceptance', x='step', y='paths kept (%)').update_yaxes(rangemode='tozero')
 
 # %% ../nbs/21_viz.ipynb #8e27ab2a
@@ -269,7 +276,8 @@ def plot_similarity(
 ) -> go.Figure:
     "Which ops have become alike: a heat map, a dot on each pair above the threshold."
     z, names = np.array(matrix, float), [as_text(n) for n in names]
-    if alive is not None: z[~np.logical_and.outer(alive, alive)] = np.nan
+    if alive is not None:
+        z[~np.logical_and.outer(alive, alive)] = np.nan
     i, j = np.nonzero((z > threshold) & ~np.eye(len(z), dtype=bool))
     heat = go.Heatmap(z=z, x=names, y=names, zmin=-1, zmax=1, colorscale='RdBu', reversescale=True, xgap=1, ygap=1,
                       hovertemplate='%{y} and %{x}: %{z:.3f}<extra></extra>', colorbar=dict(title=dict(text='cosine', side='right'), thickness=12))
@@ -337,7 +345,8 @@ def plot_what_if(
                                          line=dict(color=COLOURS[k]))
     fig = figure(line(trials.merges, 'merges', 2), title='What if', x='merge threshold (cosine similarity)', y='merges')
     fig = _below(fig, 'log₁₀ of paths', line(trials.log10_size, 'size of the space', 0), share=.4)
-    if now is not None: _marked(fig, now, f'the run, {now:.2f}', GREY, 'dash')
+    if now is not None:
+        _marked(fig, now, f'the run, {now:.2f}', GREY, 'dash')
     _marked(fig, threshold, f'what if, {threshold:.2f}', COLOURS[4], 'dot')
     return fig.update_layout(yaxis_rangemode='tozero', yaxis2_rangemode='normal')
 
@@ -380,25 +389,29 @@ def plot_nothing(
 # %% ../nbs/21_viz.ipynb #8c01c409
 def _colour(c, otherwise=GREY):
     "A colour of plotly as matplotlib knows it."
-    if not isinstance(c, str): return otherwise
-    if not c.startswith('rgb'): return c
+    if not isinstance(c, str):
+        return otherwise
+    if not c.startswith('rgb'):
+        return c
     r, g, b, a = [*map(float, c[c.index('(') + 1:-1].split(',')), 1][:4]
     return r/255, g/255, b/255, a
 
 def _words(text) -> str:
     "What `as_text` was given, with nothing that matplotlib would take for a formula."
     text = '' if text is None else str(text)
-    for tag, sign in [('&lt;', '<'), ('&gt;', '>'), ('&amp;', '&'), ('$', r'\$')]: text = text.replace(tag, sign)
+    for tag, sign in [('&lt;', '<'), ('&gt;', '>'), ('&amp;', '&'), ('$', r'\$')]:
+        text = text.replace(tag, sign)
     return text
 
 def _still_heatmap(ax, trace):
     "A heat map with its names."
     from matplotlib.colors import LinearSegmentedColormap
     stops = [(p, _colour(c)) for p, c in trace.colorscale]
-    if trace.reversescale: stops = [(1 - p, c) for p, c in reversed(stops)]
+    if trace.reversescale:
+        stops = [(1 - p, c) for p, c in reversed(stops)]
     z, x, y = np.ma.masked_invalid(np.asarray(trace.z, float)), list(trace.x), list(trace.y)
     ax.pcolormesh(z, cmap=LinearSegmentedColormap.from_list('', stops), vmin=trace.zmin, vmax=trace.zmax, edgecolors='none')
-    short = lambda v: f'{v:.2g}' if isinstance(v, float) else _words(v)
+    def short(v): return f'{v:.2g}' if isinstance(v, float) else _words(v)
     ax.set_xticks(np.arange(len(x)) + .5, map(short, x), rotation=90 if max(map(len, map(short, x)), default=0) > 3 else 0)
     ax.set_yticks(np.arange(len(y)) + .5, map(short, y))
 
@@ -406,14 +419,16 @@ def _still_heatmap(ax, trace):
 def _still_trace(ax, trace, colour, on_names:bool):
     "One trace of a figure; `on_names`: its x and y are names of a heat map's rows and columns."
     kind, name, mode = trace.type, _words(trace.name), getattr(trace, 'mode', None) or 'lines'
-    if kind == 'heatmap': return _still_heatmap(ax, trace)
+    if kind == 'heatmap':
+        return _still_heatmap(ax, trace)
     x = np.arange(len(trace.y)) if trace.x is None else trace.x
     line, marker = getattr(trace, 'line', None), getattr(trace, 'marker', None)
     colour = _colour(getattr(line, 'color', None) or getattr(marker, 'color', None), colour)
     if kind == 'histogram':
         each = np.full(len(x), 100/max(1, len(x)) if trace.histnorm else 1.)
         ax.hist(x, bins=20, weights=each, color=colour, alpha=trace.opacity or 1, label=name)
-    elif kind == 'bar': ax.bar(x, trace.y, width=.8 if trace.width is None else trace.width, color=colour, label=name)
+    elif kind == 'bar':
+        ax.bar(x, trace.y, width=.8 if trace.width is None else trace.width, color=colour, label=name)
     elif not on_names:
         shape = dict(linestyle='--' if line.dash else '-', drawstyle='steps-post' if line.shape == 'hv' else 'default')
         ax.plot(x, trace.y, color=colour, label=name, marker='o' if 'markers' in mode else '', markersize=4,
@@ -423,24 +438,35 @@ def _still_trace(ax, trace, colour, on_names:bool):
 def as_png(fig:go.Figure, width:int=720) -> bytes:
     "A still image of `fig`, `width` pixels wide, on white."
     import io
+
     from matplotlib.figure import Figure
     panels = sorted({t.yaxis or 'y' for t in fig.data}) or ['y']
     still = Figure(figsize=(width/80, (fig.layout.height or 380)/80), dpi=80, layout='constrained')
     for ax, panel in zip(still.subplots(len(panels), 1, squeeze=False, sharex=len(panels) > 1)[:, 0], panels):
         traces, layout = [t for t in fig.data if (t.yaxis or 'y') == panel], fig.layout['yaxis' + panel[1:]]
         heat = any(t.type == 'heatmap' for t in traces)
-        for i, trace in enumerate(traces): _still_trace(ax, trace, COLOURS[i % len(COLOURS)], heat)
+        for i, trace in enumerate(traces):
+            _still_trace(ax, trace, COLOURS[i % len(COLOURS)], heat)
         for s in [] if heat else fig.layout.shapes:
-            if s.type == 'line': ax.axhline(s.y0, color=GREY, ls='--') if s.y0 == s.y1 else ax.axvline(s.x0, color=GREY, ls='--')
-        if layout.autorange == 'reversed': ax.invert_yaxis()
-        if layout.type == 'log': ax.set_yscale('log')
-        ax.set_ylabel(_words(layout.title.text)); ax.tick_params(colors=GREY, labelsize=9); ax.spines[:].set_color(GREY)
-        if sum(bool(t.name) for t in traces) > 0: ax.legend(frameon=False, labelcolor=GREY, fontsize=9)
-        for text in (ax.xaxis.label, ax.yaxis.label): text.set_color(GREY)
+            if s.type == 'line':
+                ax.axhline(s.y0, color=GREY, ls='--') if s.y0 == s.y1 else ax.axvline(s.x0, color=GREY, ls='--')
+        if layout.autorange == 'reversed':
+            ax.invert_yaxis()
+        if layout.type == 'log':
+            ax.set_yscale('log')
+        ax.set_ylabel(_words(layout.title.text))
+        ax.tick_params(colors=GREY, labelsize=9)
+        ax.spines[:].set_color(GREY)
+        if sum(bool(t.name) for t in traces) > 0:
+            ax.legend(frameon=False, labelcolor=GREY, fontsize=9)
+        for text in (ax.xaxis.label, ax.yaxis.label):
+            text.set_color(GREY)
     ax.set_xlabel(_words(fig.layout.xaxis.title.text), color=GREY)
     still.suptitle(_words(fig.layout.title.text), color=GREY)
-    for a in [] if fig.data else fig.layout.annotations: still.text(.5, .5, _words(a.text), ha='center', color=GREY)
-    out = io.BytesIO(); still.savefig(out, facecolor='white')
+    for a in [] if fig.data else fig.layout.annotations:
+        still.text(.5, .5, _words(a.text), ha='center', color=GREY)
+    out = io.BytesIO()
+    still.savefig(out, facecolor='white')
     return out.getvalue()
 
 # %% ../nbs/21_viz.ipynb #0356e065
@@ -452,11 +478,13 @@ def plot_retraining(
     fig = make_subplots(1, 2, horizontal_spacing=.16)
     line = lambda data, column, name, colour, **kw: go.Scatter(
         x=data.step, y=data[column], name=name, mode='lines', line=dict(color=colour, **kw))
-    if len(steps): fig.add_trace(line(steps, 'loss', 'training loss', THIN, width=1), 1, 1)
+    if len(steps):
+        fig.add_trace(line(steps, 'loss', 'training loss', THIN, width=1), 1, 1)
     if len(tests):
         fig.add_trace(line(tests, 'loss', 'test loss', COLOURS[0]), 1, 1)
         names = [('top5', 'top-5', COLOURS[2], dict(dash='dash')), ('top1', 'top-1', COLOURS[1], {}), ('raw_top1', 'top-1, not averaged', GREY, dict(dash='dot'))]
-        for column, name, colour, more in names: fig.add_trace(line(tests, column, name, colour, **more), 1, 2)
+        for column, name, colour, more in names:
+            fig.add_trace(line(tests, column, name, colour, **more), 1, 2)
     fig.update_xaxes(title_text='step').update_yaxes(title_text='cross-entropy', col=1).update_yaxes(title_text='test accuracy (%)', col=2)
     return fig.update_layout(template='greedynasv2', title_text='Retraining')
 
@@ -467,9 +495,11 @@ def plot_detection(
 ) -> go.Figure:
     "Loss and mean average precision of a detector while it was trained, side by side."
     fig = make_subplots(1, 2, horizontal_spacing=.16)
-    if len(steps): fig.add_trace(go.Scatter(x=steps.step, y=steps.loss, name='training loss', mode='lines', line=dict(color=THIN, width=1)), 1, 1)
+    if len(steps):
+        fig.add_trace(go.Scatter(x=steps.step, y=steps.loss, name='training loss', mode='lines', line=dict(color=THIN, width=1)), 1, 1)
     for i, (column, name) in enumerate(dict(mAP='mAP', AP50='AP at IoU 0.5', AP75='AP at IoU 0.75').items()):
-        if not len(tests) or column not in tests: continue
+        if not len(tests) or column not in tests:
+            continue
         fig.add_trace(go.Scatter(x=tests.step, y=100*tests[column], name=name, mode='lines+markers', line_color=COLOURS[i], **line_style(i)), 1, 2)
     fig.update_xaxes(title_text='step').update_yaxes(title_text='loss', col=1).update_yaxes(title_text='average precision (%)', col=2)
     return fig.update_layout(template='greedynasv2', title_text='Detection')
@@ -482,12 +512,13 @@ def plot_pareto(
 ) -> go.Figure:
     "Accuracy against FLOPs of all networks that a search evaluated, and the front."
     hover = '%{text}<br>%{y:.2f} %, %{x:.1f} M multiply-adds<extra></extra>'
-    dots = lambda d, **kw: go.Scatter(x=d.flops/1e6, y=d.acc, text=d.path.map(as_text), hovertemplate=hover, **kw)
+    def dots(d, **kw): return go.Scatter(x=d.flops/1e6, y=d.acc, text=d.path.map(as_text), hovertemplate=hover, **kw)
     order = dict(color=np.arange(len(history)), colorscale=SEQUENTIAL, size=5, opacity=.7, colorbar=dict(title=dict(text='evaluation', side='right'), thickness=12))
     fig = figure(dots(history, mode='markers', name='evaluated', marker=order),
                  dots(pareto, mode='lines+markers', name='front', line=dict(color=COLOURS[0], shape='hv'), marker_size=8),
                  title='Accuracy and cost', x='million multiply-adds', y='accuracy (%)')
-    if limit and np.isfinite(limit): fig.add_vline(limit/1e6, line=dict(color=COLOURS[4], dash='dash'), annotation_text='limit')
+    if limit and np.isfinite(limit):
+        fig.add_vline(limit/1e6, line=dict(color=COLOURS[4], dash='dash'), annotation_text='limit')
     return fig
 
 # %% ../nbs/21_viz.ipynb #40b21fa0

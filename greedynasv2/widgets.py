@@ -14,7 +14,16 @@ __all__ = ['TABLES', 'SHARED', 'DRAW', 'LOOK', 'BADGES', 'KEYS', 'STYLE', 'FEED'
            'start_run', 'demo_run', 'WatchConfig', 'run_to_watch']
 
 # %% ../nbs/22_widgets.ipynb #4c23b47b
-import base64, html, json, math, os, shlex, subprocess, sys, threading, time
+import base64
+import html
+import json
+import math
+import os
+import shlex
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 
 import anywidget
@@ -28,12 +37,12 @@ from IPython import get_ipython
 from IPython.display import display
 from plotly.offline import get_plotlyjs
 
+from . import viz
 from .core import Count, InputError, config, project_dir
 from .events import EVENTS, alive_ops, as_number, numbers
-from .facts import SpaceFacts, get_facts
+from .facts import SpaceFacts
 from .merger import apply_merges, merge_cap, plan_merges, what_if
 from .runs import Control, Run, asked_of, checkpoints, list_runs, write_control
-from . import viz
 
 # %% ../nbs/22_widgets.ipynb #a790f746
 TABLES = {kind: (list(e.numbers), list(e.texts), e.at_most) for kind, e in EVENTS.items()}      # columns, and the most rows to keep
@@ -50,8 +59,10 @@ class RunData:
 # %% ../nbs/22_widgets.ipynb #30417fa6
 def _stamp(path:Path):
     "Size and time of a file, None without one."
-    try: return (s := path.stat()).st_ino, s.st_size, s.st_mtime_ns
-    except OSError: return None
+    try:
+        return (s := path.stat()).st_ino, s.st_size, s.st_mtime_ns
+    except OSError:
+        return None
 
 def evaluations_file(folder:Path) -> Path|None:
     "The evaluations that a search of this run has written last, None without a search."
@@ -70,9 +81,12 @@ def poll(self:RunData) -> bool:
     stamps = [*[_stamp(self.folder/n) for n in names], evaluations_stamp(self.folder)]
     if self.run is None or not self._seen or stamps[0] != self._seen[0]:
         self._kept = {}
-        try: self.run = Run.open(self.folder)
-        except InputError as e: self.run, self.status, self.why = None, 'new', f'{e} It is looked for again.'
-    if self.run: self.status, self.why = self.run._look()
+        try:
+            self.run = Run.open(self.folder)
+        except InputError as e:
+            self.run, self.status, self.why = None, 'new', f'{e} It is looked for again.'
+    if self.run:
+        self.status, self.why = self.run._look()
     before, self._seen = self._seen, [*stamps, self.status]
     return before != self._seen
 
@@ -83,14 +97,15 @@ def table(self:RunData, kind:str) -> pd.DataFrame:
     columns, texts, at_most = TABLES[kind]
     frame = self.run.events(kind, at_most) if self.run else pd.DataFrame()
     key = len(frame), *([str(frame.iloc[0].get('t')), str(frame.iloc[-1].get('t'))] if len(frame) else [])
-    if self._kept.get(kind, (None,))[0] != key: self._kept[kind] = key, numbers(frame, columns, texts)
+    if self._kept.get(kind, (None,))[0] != key:
+        self._kept[kind] = key, numbers(frame, columns, texts)
     return self._kept[kind][1]
 
 @patch
 def phi(self:RunData) -> pd.DataFrame:
     "`round` and `phi`, the histogram of the filter's opinion, of the rounds that have one."
     rounds = self.run.events('round', TABLES['round'][2]) if self.run else pd.DataFrame()
-    good = lambda v: isinstance(v, list) and len(v) > 1 and all(as_number(n) >= 0 for n in v)
+    def good(v): return isinstance(v, list) and len(v) > 1 and all(as_number(n) >= 0 for n in v)
     both = zip(map(as_number, rounds.get('round', [])), rounds.get('phi', []))
     rows = [(int(r), p) for r, p in both if r >= 0 and good(p)]
     n_bins = len(rows[-1][1]) if rows else 0
@@ -108,8 +123,10 @@ def names(self:RunData) -> list[str]:
 
 def _cosines(matrices) -> np.ndarray:
     "Similarities from an event as an array; what is no cosine becomes NaN."
-    try: m = np.array(matrices, float)
-    except (ValueError, TypeError, OverflowError): return np.zeros(0, np.float32)
+    try:
+        m = np.array(matrices, float)
+    except (ValueError, TypeError, OverflowError):
+        return np.zeros(0, np.float32)
     return np.where(np.abs(m) < 1.01, m, np.nan).astype(np.float32)
 
 @patch
@@ -131,7 +148,8 @@ def better(self:RunData) -> np.ndarray:
     said = self.run.events('similarity', 200).get('better')
     for pair in said.iloc[-1] if said is not None and isinstance(said.iloc[-1], list) else []:
         fits = isinstance(pair, list) and [type(v) for v in pair] == [int]*3
-        if fits and all(0 <= v < n for v, n in zip(pair, better.shape)): better[tuple(pair)] = True
+        if fits and all(0 <= v < n for v, n in zip(pair, better.shape)):
+            better[tuple(pair)] = True
     return better
 
 # %% ../nbs/22_widgets.ipynb #fdbe3a15
@@ -175,13 +193,14 @@ def threshold(self:RunData) -> float:
 def progress(self:RunData) -> dict:
     "`step`, `n_steps`, `share` and the seconds `left`, as far as that can be known."
     steps, begins = self.table('step'), pd.concat([self.table('start'), self.table('resume')]).sort_values('t')
-    newest = lambda column: int(column.iloc[-1]) if len(column) else 0
+    def newest(column): return int(column.iloc[-1]) if len(column) else 0
     found = dict(step=newest(steps.step), n_steps=newest(begins.n_steps.dropna()))
     found['share'] = min(1., found['step'] / found['n_steps']) if found['n_steps'] > 0 else 0.
     if len(steps) and len(begins):
         first, last = begins.iloc[-1], steps.iloc[-1]
         done, took = last.step - (first.step if first.step > 0 else 0), last.t - first.t
-        if done > 0 and took > 0: found['left'] = max(0., took / done * (found['n_steps'] - found['step']))
+        if done > 0 and took > 0:
+            found['left'] = max(0., took / done * (found['n_steps'] - found['step']))
     return found
 
 # %% ../nbs/22_widgets.ipynb #9573908c
@@ -203,7 +222,8 @@ class PlotlyJS(anywidget.AnyWidget):
     @classmethod
     def send(cls):
         "Send it, unless this kernel has done so."
-        if cls.shared is None or cls.shared.comm is None: cls.shared = cls(source=get_plotlyjs())
+        if cls.shared is None or cls.shared.comm is None:
+            cls.shared = cls(source=get_plotlyjs())
 
 # %% ../nbs/22_widgets.ipynb #a597f37f
 DRAW = SHARED + f'const BUTTONS = {json.dumps(viz.BUTTONS)};' + '''
@@ -289,8 +309,10 @@ class LiveFigure(anywidget.AnyWidget):
 def cell_request() -> tuple:
     "The cell that is being run and the id of the request, `('', '')` where no front end asks."
     kernel = getattr(get_ipython(), 'kernel', None)
-    try: parent = kernel.get_parent('shell')
-    except Exception: return '', ''
+    try:
+        parent = kernel.get_parent('shell')
+    except Exception:
+        return '', ''
     return str(parent.get('metadata', {}).get('cellId', '')), str(parent.get('header', {}).get('msg_id', ''))
 
 def has_front_end() -> bool:
@@ -302,8 +324,10 @@ def show_plain(fig:go.Figure):
     "Show a figure that any viewer can: JupyterLab by plotly's mime type, an exported page by HTML, GitHub by an image."
     page = fig.to_html(full_html=False, include_plotlyjs='cdn', config=viz.BUTTONS | dict(responsive=True))
     bundle = {'application/vnd.plotly.v1+json': json.loads(fig.to_json()), 'text/html': page}
-    try: bundle['image/png'] = base64.b64encode(viz.as_png(fig)).decode()
-    except Exception: pass                                    # an image is a fallback, no reason to fail
+    try:
+        bundle['image/png'] = base64.b64encode(viz.as_png(fig)).decode()
+    except Exception:
+        pass                                    # an image is a fallback, no reason to fail
     display(bundle, raw=True)
 
 # %% ../nbs/22_widgets.ipynb #3d87b14e
@@ -312,7 +336,8 @@ BADGES = dict(running='#007a57', ended='#2f6ac0', stopped='#8f6000', dead='#b84a
 def as_time(seconds:float) -> str:
     "Seconds in words: 40 s, 12 min, 3.5 h, 2.1 days."
     for limit, unit, name in [(100, 1, 's'), (100*60, 60, 'min'), (48*3600, 3600, 'h')]:
-        if seconds < limit: return f'{seconds/unit:.{0 if unit < 3600 else 1}f} {name}'
+        if seconds < limit:
+            return f'{seconds/unit:.{0 if unit < 3600 else 1}f} {name}'
     return f'{seconds/86400:.1f} days'
 
 def status_text(data:RunData) -> str:
@@ -323,21 +348,26 @@ def status_text(data:RunData) -> str:
         last = steps.iloc[-1]
         parts += [f'{name} {value:.{digits}f}' for name, value, digits in
                   [('loss', last.loss, 3), ('images/s', last.images_per_s, 0)] if math.isfinite(value)]
-    if 'left' in p and data.status == 'running': parts.append(f'about {as_time(p["left"])} left')
+    if 'left' in p and data.status == 'running':
+        parts.append(f'about {as_time(p["left"])} left')
     return ', '.join(parts)
 
 # %% ../nbs/22_widgets.ipynb #83d6a7e5
 def kind_of(data:RunData) -> str:      # supernet, retrain or detection
     "What kind of run this is, by its config."
     config = data.run.config if data.run else {}
-    if 'detector' in config: return 'detection'
-    if config.get('method') == 'retrain': return 'retrain'
+    if 'detector' in config:
+        return 'detection'
+    if config.get('method') == 'retrain':
+        return 'retrain'
     return 'supernet'
 
 def last_heard(data:RunData) -> float:
     "When the run last gave a sign of life, in seconds since 1970; NaN if it never did."
-    try: return (data.folder/'heartbeat').stat().st_mtime
-    except OSError: pass
+    try:
+        return (data.folder/'heartbeat').stat().st_mtime
+    except OSError:
+        pass
     times = [data.table(kind).t.max() for kind in ('start', 'resume', 'step', 'stop', 'end')]
     return float(np.nanmax([math.nan, *times])) if any(map(math.isfinite, times)) else math.nan
 
@@ -352,12 +382,15 @@ def searched(self:RunData) -> pd.DataFrame:
     "The networks that a search of this run has evaluated, in their order: `path`, `acc` in percent, `loss`; empty without one."
     file, columns = evaluations_file(self.folder), ['path', 'acc', 'loss']
     stamp = file and _stamp(file)
-    if stamp is None: return pd.DataFrame(columns=columns)
+    if stamp is None:
+        return pd.DataFrame(columns=columns)
     if self._kept.get('searched', (None,))[0] != stamp:
         rows = []
         for line in file.read_text(errors='replace').splitlines():      # the last may be torn
-            try: row = json.loads(line)
-            except ValueError: continue
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
             if isinstance(row, dict) and isinstance(row.get('path'), str) and math.isfinite(as_number(row.get('acc'))):
                 rows.append((row['path'], float(row['acc']), as_number(row.get('loss'))))
         self._kept['searched'] = stamp, pd.DataFrame(rows, columns=columns)
@@ -399,8 +432,10 @@ def best_found(data:RunData) -> tuple:      # Accuracy in percent or None, what 
 
 def read_results(data:RunData) -> dict|None:
     "What the run wrote down as its results, None if there is nothing that can be read."
-    try: found = data.run.results if data.run else None
-    except InputError: return None
+    try:
+        found = data.run.results if data.run else None
+    except InputError:
+        return None
     return found if isinstance(found, dict) else None
 
 def about_run(data:RunData) -> dict:
@@ -408,7 +443,8 @@ def about_run(data:RunData) -> dict:
     progress, (acc, measure, path) = data.progress(), best_found(data)
     method = (data.run.config if data.run else {}).get('method')
     kind = kind_of(data)
-    if kind == 'supernet' and isinstance(method, str): kind = f'supernet, {method[:40]}'
+    if kind == 'supernet' and isinstance(method, str):
+        kind = f'supernet, {method[:40]}'
     written = max([s[2]/1e9 for s in map(_stamp, [data.folder/'config.json', data.folder/'events.jsonl']) if s], default=None)
     values = (data.folder.name, kind, data.status, progress['step'], progress['n_steps'], _last(data, 'step', 'loss'), acc, measure, path, written)
     return dict(zip(KEYS, values))
@@ -417,25 +453,30 @@ def about_run(data:RunData) -> dict:
 def loss_text(data:RunData) -> str:
     "What a kill would lose, or has lost."
     step, kept, dead = data.progress()['step'], kept_step(data), data.status == 'dead'
-    if data.status not in ('running', 'dead'): return ''
+    if data.status not in ('running', 'dead'):
+        return ''
     steps = max(0, step - (kept or 0))
     amount = f'{steps:,} step{"" if steps == 1 else "s"}'
     if kept is None:
-        if dead: return f'There is no checkpoint: {amount} are lost, and it begins again.'
+        if dead:
+            return f'There is no checkpoint: {amount} are lost, and it begins again.'
         return f'no checkpoint yet: a kill would lose {amount}, a stop none'
-    if dead: return f'The checkpoint is of step {kept:,}: {amount} since then will be repeated.'
+    if dead:
+        return f'The checkpoint is of step {kept:,}: {amount} since then will be repeated.'
     return f'checkpoint of step {kept:,}: a kill would lose {amount}, a stop none'
 
 def when_text(data:RunData) -> str:
     "Since when a run has been dead."
     heard = last_heard(data)
-    if not math.isfinite(heard): return ''
+    if not math.isfinite(heard):
+        return ''
     at = time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(heard))
     return f'Last heard of at {at}, {as_time(max(0., time.time() - heard))} ago.'
 
 def command_to_go_on(data:RunData) -> str:
     "The shell command that goes on with a run; empty for a run whose config does not say all that it needs."
-    if kind_of(data) != 'supernet': return ''
+    if kind_of(data) != 'supernet':
+        return ''
     folder = str(data.folder)
     script = ('from greedynasv2.runs import Run; from greedynasv2.training import TrainConfig, train_supernet; '
               f'train_supernet(TrainConfig(**Run.open({folder!r}).config, run_dir={folder!r}))')
@@ -446,11 +487,14 @@ STYLE = 'font-family:var(--jp-ui-font-family,sans-serif);color:var(--jp-ui-font-
 
 def go_on_html(data:RunData) -> str:
     "When a run went, what was lost, and how it goes on."
-    if data.status not in ('dead', 'stopped') or data.run is None: return ''
+    if data.status not in ('dead', 'stopped') or data.run is None:
+        return ''
     esc, command = html.escape, command_to_go_on(data)
     said = ' '.join(filter(None, [when_text(data), loss_text(data)])) if data.status == 'dead' else ''
-    if command: how = f'To go on: <code style="color:inherit;background:none;user-select:all">{esc(command)}</code>'
-    else: how = 'To go on, start it again with the same parameters.'
+    if command:
+        how = f'To go on: <code style="color:inherit;background:none;user-select:all">{esc(command)}</code>'
+    else:
+        how = 'To go on, start it again with the same parameters.'
     return f'<div class="nas-go-on" style="margin-top:4px">{esc(said)} {how}</div>'
 
 def status_html(data:RunData) -> str:
@@ -470,7 +514,8 @@ def status_html(data:RunData) -> str:
 # %% ../nbs/22_widgets.ipynb #5b9dfce6
 def _said(kind:str, row:pd.Series, data:RunData) -> str:
     "An event as a phrase."
-    if kind == 'control': return 'taken: ' + asked_text(row.to_dict())
+    if kind == 'control':
+        return 'taken: ' + asked_text(row.to_dict())
     return dict(start='started', resume='resumed', end='ended', stop='stopped', warning='warning').get(kind, kind) + \
         ''.join(f': {row[c][:300]}' for c in ('message', 'reason') if row.get(c))
 
@@ -478,9 +523,11 @@ def asked_text(asked:dict) -> str:
     "What a control file or event asks for, in words."
     threshold, vetoes = as_number(asked.get('merge_threshold')), asked.get('vetoes')
     parts = ['stop'] if asked.get('stop') is True else []
-    if math.isfinite(threshold): parts.append(f'merge above {threshold:.2f}')
+    if math.isfinite(threshold):
+        parts.append(f'merge above {threshold:.2f}')
     pairs = [v for v in vetoes if isinstance(v, list) and len(v) == 3] if isinstance(vetoes, list) else []
-    if pairs: parts.append('keep apart ' + ', '.join(f'{a} and {b} in layer {layer}' for layer, a, b in pairs[:20]))
+    if pairs:
+        parts.append('keep apart ' + ', '.join(f'{a} and {b} in layer {layer}' for layer, a, b in pairs[:20]))
     return '; '.join(parts) or 'nothing special'
 
 # %% ../nbs/22_widgets.ipynb #4e285e99
@@ -496,12 +543,13 @@ def feed_html(data:RunData, n:int=5) -> str:
             frame = frame.assign(**{c: raw[c].reindex(frame.index) for c in ('vetoes', 'stop') if c in raw})
         rows += [(row.t, row.step, _said(kind, row, data), kind) for _, row in frame.iterrows()]
     rows = sorted(rows, key=lambda r: r[0], reverse=True)[:n]
-    at = lambda step: f'step {step:,.0f}: ' if math.isfinite(step) else ''
-    clock = lambda t: time.strftime('%H:%M:%S', time.localtime(t)) if 0 <= t < 4e9 else '?'
+    def at(step): return f'step {step:,.0f}: ' if math.isfinite(step) else ''
+    def clock(t): return time.strftime('%H:%M:%S', time.localtime(t)) if 0 <= t < 4e9 else '?'
     def line(t, step, text, kind):
         "One event; a warning stands out, and not by its colour alone."
         said = html.escape(at(step) + text)
-        if kind == 'warning': said = f'<b style="border-left:4px solid {WARNING};padding-left:6px">⚠ {said}</b>'
+        if kind == 'warning':
+            said = f'<b style="border-left:4px solid {WARNING};padding-left:6px">⚠ {said}</b>'
         return f'<div><span style="font-variant-numeric:tabular-nums">{clock(t)}</span> {said}</div>'
     lines = ''.join(line(*row) for row in rows)
     return f'<div class="nas-feed" style="{STYLE};font-size:.92em;{FEED}">{lines}</div>'
@@ -509,9 +557,12 @@ def feed_html(data:RunData, n:int=5) -> str:
 # %% ../nbs/22_widgets.ipynb #64fb0c59
 def _same(a, b) -> bool:
     "Are two arguments of a figure equal?"
-    if a is b: return True
-    if type(a) is not type(b): return False
-    if isinstance(a, np.ndarray): return np.array_equal(a, b, equal_nan=a.dtype.kind == 'f')
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray):
+        return np.array_equal(a, b, equal_nan=a.dtype.kind == 'f')
     return a.equals(b) if isinstance(a, pd.DataFrame) else a == b
 
 class Panel:
@@ -529,7 +580,8 @@ class Panel:
 # %% ../nbs/22_widgets.ipynb #cce7a5e8
 def no_round(data:RunData) -> str:
     "Why there is nothing to see of rounds yet, or never will be."
-    if data.status in ('ended', 'stopped', 'dead'): return f'The run is {data.status} and has had no round.'
+    if data.status in ('ended', 'stopped', 'dead'):
+        return f'The run is {data.status} and has had no round.'
     return 'The first round comes after the warm-up.'
 
 def plot_or(
@@ -547,7 +599,8 @@ def figures(self:Panel) -> dict:
     for name, *call in self.plots():
         before, fig = self._drawn.get(name, ([], None))
         if len(call) != len(before) or not all(map(_same, call, before)):
-            try: fig = call[0](*call[1:])
+            try:
+                fig = call[0](*call[1:])
             except Exception as e:
                 fig = viz.plot_nothing(f'This cannot be drawn ({type(e).__name__}: {str(e)[:200]}).', name)
         now[name] = call, fig
@@ -591,7 +644,8 @@ class SimilarityPanel(Panel):
     def at(self):
         "Round, layer and threshold that are looked at, and all similarities; None before the first round."
         similar = self.data.similar()
-        if not similar: return None
+        if not similar:
+            return None
         r = self.round if self.round in similar else max(similar)
         layer = min(self.layer, len(similar[r]) - 1)
         return r, layer, self.chosen(), similar
@@ -601,14 +655,16 @@ class SimilarityPanel(Panel):
 def plots(self:SimilarityPanel):
     d, at, why = self.data, self.at(), 'Similarities are known after the first round whose filter passes validation.'
     if at is None:
-        for name in ('Similarity of ops', 'Pairs of ops'): yield name, viz.plot_nothing, why, name
+        for name in ('Similarity of ops', 'Pairs of ops'):
+            yield name, viz.plot_nothing, why, name
         return
     r, layer, threshold, similar = at
     alive, names = d.alive(before=r)[layer], d.names
     title = f'Layer {layer}, round {r}: similarity of ops'
     yield 'Similarity of ops', viz.plot_similarity, similar[r][layer], names, threshold, title, alive
     pairs = top_pairs(similar[r][layer], alive)
-    if self.extra and max(self.extra) < len(names): pairs = [self.extra, *[p for p in pairs if p != self.extra]]
+    if self.extra and max(self.extra) < len(names):
+        pairs = [self.extra, *[p for p in pairs if p != self.extra]]
     rows = [dict(round=k, pair=f'{names[i]}, {names[j]}', similarity=float(m[layer, i, j]))
             for i, j in pairs for k, m in similar.items()]
     yield plot_or(pd.DataFrame(rows), 'One op is left in this layer.', 'Pairs of ops', viz.plot_pairs, d.threshold)
@@ -616,7 +672,8 @@ def plots(self:SimilarityPanel):
 # %% ../nbs/22_widgets.ipynb #9bc9bf8e
 @patch
 def text(self:SimilarityPanel):
-    if (at := self.at()) is None: return ''
+    if (at := self.at()) is None:
+        return ''
     r, layer, threshold, similar = at
     alive = self.data.alive(before=r)
     above = np.triu((similar[r] > threshold) & alive[:, :, None] & alive[:, None, :], 1).sum((1, 2))
@@ -635,20 +692,23 @@ WHY = {'merge': 'more alike than the threshold; the one that is kept is cheaper'
 
 def spaced(table:str) -> str:
     "An HTML table whose columns keep apart."
-    for tag in ('td', 'th'): table = table.replace(f'<{tag}>', f'<{tag} style="padding:1px 16px 1px 0">')
+    for tag in ('td', 'th'):
+        table = table.replace(f'<{tag}>', f'<{tag} style="padding:1px 16px 1px 0">')
     return table
 
 def merges_html(merges:pd.DataFrame, n:int=200) -> str:
     "The decisions as a table, the newest first."
     rows = merges.iloc[::-1].head(n)
-    whole = lambda column: column.fillna(-1).astype(int)
+    def whole(column): return column.fillna(-1).astype(int)
     table = pd.DataFrame({
         'round': whole(rows['round']), 'layer': whole(rows.layer), 'pair': rows.kept + ' + ' + rows.removed,
         'similarity': rows.similarity.map('{:.3f}'.format), 'kept': rows.kept.where(rows.decision == 'merge', 'both'),
         'decision': rows.decision, 'why': [WHY.get(d, d) for d in rows.decision]})
     said = spaced(table.to_html(index=False, border=0, justify='left'))          # pandas escapes what is in cells
-    if len(merges) > n: said += f'<p>The newest {n} of {len(merges):,} decisions.</p>'
-    if not len(merges): said = 'No pair of ops has been similar enough to merge yet.'
+    if len(merges) > n:
+        said += f'<p>The newest {n} of {len(merges):,} decisions.</p>'
+    if not len(merges):
+        said = 'No pair of ops has been similar enough to merge yet.'
     return f'<div class="nas-merges" style="{STYLE};max-height:320px;overflow:auto">{said}</div>'
 
 # %% ../nbs/22_widgets.ipynb #fe1ce122
@@ -659,7 +719,8 @@ class MergesPanel(Panel):
     def ask(self) -> dict:
         "What `plan_merges` needs to plan the newest round again: similarities, the space as it was, vetoes, cap, better ops."
         similar = self.data.similar()
-        if not similar: raise InputError('There has been no round with a sound filter yet.')
+        if not similar:
+            raise InputError('There has been no round with a sound filter yet.')
         space = self.data.space(before=max(similar))
         cap = self.data.run.config.get('max_merges', 0)
         if cap is not None and (type(cap) is not int or cap < 0):
@@ -678,7 +739,8 @@ def trial(self:MergesPanel):
             asked = self.ask()
             self._trials = key, what_if(thresholds=np.arange(.3, 1.001, .025).round(3).tolist(), **asked), asked
         return self._trials[1], plan_merges(threshold=self.chosen(), **self._trials[2])
-    except InputError as e: return str(e)
+    except InputError as e:
+        return str(e)
 
 # %% ../nbs/22_widgets.ipynb #10e0343c
 @patch
@@ -689,8 +751,10 @@ def plots(self:MergesPanel):
     ops = pd.DataFrame([dict(layer=l, op=op, alive=bool(a), round=gone.get((l, op), ''))
                         for l, row in enumerate(d.alive()) for op, a in zip(d.names, row)])
     yield plot_or(ops, wait, 'Ops that are left', viz.plot_alive)
-    if isinstance(trial, str): yield 'What if', viz.plot_nothing, trial, 'What if'
-    else: yield 'What if', viz.plot_what_if, trial[0], self.chosen(), d.threshold
+    if isinstance(trial, str):
+        yield 'What if', viz.plot_nothing, trial, 'What if'
+    else:
+        yield 'What if', viz.plot_what_if, trial[0], self.chosen(), d.threshold
     yield plot_or(merges, 'Nothing has been merged yet.', 'Merges', viz.plot_merges)
     yield plot_or(d.table('round').dropna(subset='log10_size'), wait, 'Size of the space', viz.plot_size)
 
@@ -698,7 +762,8 @@ def plots(self:MergesPanel):
 @patch
 def text(self:MergesPanel):
     trial = self.trial()
-    if isinstance(trial, str): said = html.escape(trial)
+    if isinstance(trial, str):
+        said = html.escape(trial)
     else:
         merges, space = trial[1].merges, self._trials[2]['space'].copy()
         apply_merges(merges, space)
@@ -729,9 +794,11 @@ class RetrainPanel(Panel):
 
     def text(self):
         top1, results = self.data.table('eval').top1.dropna(), read_results(self.data) or {}
-        if not len(top1): return ''
+        if not len(top1):
+            return ''
         said = f'Top-1 {top1.iloc[-1]:.2f} %, the best so far {top1.max():.2f} %.'
-        if isinstance(results.get('path'), str): said += f' Network: {results["path"]}.'
+        if isinstance(results.get('path'), str):
+            said += f' Network: {results["path"]}.'
         return f'<div class="nas-note" style="{STYLE}">{html.escape(said)}</div>'
 
 class DetectionPanel(Panel):
@@ -748,14 +815,17 @@ class SearchPanel(Panel):
     title, wide = 'Search', ('Accuracy and cost',)
 
     def plots(self):
-        try: history, front, limit = self.data.front()
-        except (InputError, IndexError) as e: history, front, limit = [], None, str(e)
+        try:
+            history, front, limit = self.data.front()
+        except (InputError, IndexError) as e:
+            history, front, limit = [], None, str(e)
         why = limit if isinstance(limit, str) else 'No network has been evaluated yet.'
         yield plot_or(history, why, 'Accuracy and cost', viz.plot_pareto, front, limit)
 
     def text(self):
         found = self.data.searched()
-        if not len(found): return ''
+        if not len(found):
+            return ''
         best = found.loc[found.acc.idxmax()]
         said = f'{len(found):,} networks evaluated. The best so far: {best.path}, accuracy {best.acc:.2f} %.'
         return f'<div class="nas-note" style="{STYLE}">{html.escape(said)}</div>'
@@ -765,8 +835,10 @@ WITHOUT_FILTER = 'spos', 'fairnas', 'greedynas'      # methods whose runs have n
 def panels_for(data:RunData) -> list[type]:
     "Which panels say something about this run."
     kind = kind_of(data)
-    if kind == 'retrain': return [RetrainPanel]
-    if kind == 'detection': return [DetectionPanel]
+    if kind == 'retrain':
+        return [RetrainPanel]
+    if kind == 'detection':
+        return [DetectionPanel]
     plain = (data.run.config if data.run else {}).get('method') in WITHOUT_FILTER
     found = [TrainingPanel] if plain else [FilterPanel, SimilarityPanel, MergesPanel]
     return [*found, SearchPanel] if evaluations_file(data.folder) else found
@@ -779,7 +851,8 @@ def slider(kind, panel:Panel, name:str, label:str, **kwargs):
     made = kind(description=label, style=INITIAL, layout=W.Layout(width='330px'), **kwargs)
     made.add_class(f'nas-{name}')
     def changed(change):
-        if panel._syncing: return
+        if panel._syncing:
+            return
         panel.moved(name, change['new'])
         panel.refresh()
     made.observe(changed, 'value')
@@ -788,8 +861,10 @@ def slider(kind, panel:Panel, name:str, label:str, **kwargs):
 @patch
 def moved(self:Panel, name:str, value):
     "A person has moved a slider."
-    if name == 'threshold': value = round(value, 4)              # the page counts in binary fractions of its own
-    if name == 'round': value = None if value == self.sliders['round'].max else sorted(self.data.similar())[value]
+    if name == 'threshold':
+        value = round(value, 4)              # the page counts in binary fractions of its own
+    if name == 'round':
+        value = None if value == self.sliders['round'].max else sorted(self.data.similar())[value]
     setattr(self, name, value)
 
 # %% ../nbs/22_widgets.ipynb #a3ea5516
@@ -809,12 +884,15 @@ def make_sliders(self:MergesPanel) -> dict:
 def sync(self:Panel):
     "Let the sliders follow the run."
     s, similar = self.sliders, self.data.similar()
-    if 'layer' in s and similar: s['layer'].max = len(similar[max(similar)]) - 1
+    if 'layer' in s and similar:
+        s['layer'].max = len(similar[max(similar)]) - 1
     if 'round' in s and similar:
         s['round'].max = len(similar) - 1
-        if self.round is None: s['round'].value = s['round'].max
+        if self.round is None:
+            s['round'].value = s['round'].max
         s['round'].description = f'round {sorted(similar)[s["round"].value]}'      # one may lack a sound filter
-    if 'threshold' in s and self.threshold is None: s['threshold'].value = self.data.threshold
+    if 'threshold' in s and self.threshold is None:
+        s['threshold'].value = self.data.threshold
 
 # %% ../nbs/22_widgets.ipynb #175792d6
 @patch
@@ -831,14 +909,19 @@ def build(self:Panel, refresh):
 def show(self:Panel):
     "Bring what is on the page up to date."
     self._syncing = True
-    try: self.sync()
-    finally: self._syncing = False
+    try:
+        self.sync()
+    finally:
+        self._syncing = False
     for name, fig in self.figures().items():
-        if name not in self.live: self.add_figure(name)
-        if self._shown.get(name) is not fig: self.live[name].draw(fig, str(self.data.folder))
+        if name not in self.live:
+            self.add_figure(name)
+        if self._shown.get(name) is not fig:
+            self.live[name].draw(fig, str(self.data.folder))
         self._shown[name] = fig
     self.note.value = self.text()
-    if self.steer: self.steer.show()
+    if self.steer:
+        self.steer.show()
 
 # %% ../nbs/22_widgets.ipynb #fe2b477d
 @patch
@@ -855,7 +938,8 @@ def add_figure(self:Panel, name:str):
 def heal(self:Panel):
     "Put figures on the page again that have not got there in time; less and less often."
     due, wait = self.patience or (math.inf, 0)
-    if time.monotonic() < due or wait > 100: return
+    if time.monotonic() < due or wait > 100:
+        return
     lost = [name for name, live in self.live.items() if not live.shown]
     self.patience = time.monotonic() + 3*wait, 3*wait
     for name in lost:
@@ -876,7 +960,8 @@ def clicked(self:SimilarityPanel, change):
     "A field of the heat map: show its pair over the rounds, and offer it for a veto."
     names = [viz.as_text(n) for n in self.data.names]
     pair = [names.index(n) for n in (change['new'].get('x'), change['new'].get('y')) if n in names]
-    if len(set(pair)) < 2: return
+    if len(set(pair)) < 2:
+        return
     self.extra = tuple(sorted(pair))
     self.refresh()
 
@@ -898,7 +983,8 @@ class Steer:
         self.pair = W.Dropdown(description='pair', layout=W.Layout(width='330px'), style=INITIAL)
         self.veto = button('Veto', VETO, self.toggle_veto)
         self.said, self.error = W.HTML(), ''
-        for name in ('use', 'pair', 'veto', 'said'): getattr(self, name).add_class(f'nas-{name}')
+        for name in ('use', 'pair', 'veto', 'said'):
+            getattr(self, name).add_class(f'nas-{name}')
         self.pair.observe(lambda change: self.show(), 'value')
         self.box = W.VBox([W.HBox([self.use, self.pair, self.veto], layout=W.Layout(flex_flow='row wrap')), self.said])
 
@@ -907,7 +993,8 @@ class Steer:
 def pairs(self:Steer, n:int=30) -> list[tuple]:
     "(layer, op, op, similarity) of the most similar pairs of the newest round; of one layer, if the panel shows one."
     d, similar = self.panel.data, self.panel.data.similar()
-    if not similar: return []
+    if not similar:
+        return []
     m, alive, names = similar[max(similar)], d.alive(), d.names
     layers = range(len(m)) if 'layer' not in self.panel.sliders else [min(self.panel.layer, len(m) - 1)]
     found = [(l, names[i], names[j], float(m[l, i, j])) for l in layers for i, j in top_pairs(m[l], alive[l], n)]
@@ -927,9 +1014,10 @@ def vetoed(self:Steer, pair) -> bool:
 def offer(self:Steer):
     "Keep the list of pairs up to date, and what is chosen in it."
     extra, pairs = getattr(self.panel, 'extra', None), self.pairs()
-    name = lambda layer, a, b, s: f'{"⊘ "*self.vetoed((layer, a, b))}layer {layer}: {a} + {b} ({s:.2f})'
+    def name(layer, a, b, s): return f'{"⊘ "*self.vetoed((layer, a, b))}layer {layer}: {a} + {b} ({s:.2f})'
     options = [(name(*p), p[:3]) for p in pairs]
-    if options == self._options: return
+    if options == self._options:
+        return
     self._options, before, values = options, self.pair.value, [p[:3] for p in pairs]
     stay = before in values and (extra is None or extra == self._extra)          # unless another field was clicked
     self.pair.options = options
@@ -947,7 +1035,7 @@ def show(self:Steer):
     why = 'The run has ended: it takes nothing any more' if d.run else 'There is no run yet'
     self.use.tooltip = why if over else USE
     self.veto.tooltip = why if over else VETO if self.pair.value else 'There is no pair of ops yet: they come with the first round'
-    same = lambda want, got: want == got or (want is None and math.isnan(as_number(got)))
+    def same(want, got): return want == got or (want is None and math.isnan(as_number(got)))
     done = taken is not None and all(same(asked[k], taken.get(k)) for k in ('merge_threshold', 'vetoes'))
     state = f'Taken by the run at step {taken.get("step")}.' if done else 'The run has not taken it yet.'
     said = f'Asked: {asked_text(asked)}. {state}' if taken is not None or asked != Control().to_dict() else ''
@@ -957,8 +1045,11 @@ def show(self:Steer):
 @patch
 def ask(self:Steer, **changes):
     "Write to control.json; what went wrong is said under the buttons."
-    try: write_control(self.panel.data.folder, **changes); self.error = ''
-    except InputError as e: self.error = str(e)
+    try:
+        write_control(self.panel.data.folder, **changes)
+        self.error = ''
+    except InputError as e:
+        self.error = str(e)
     self.panel.refresh()
 
 @patch
@@ -968,9 +1059,12 @@ def use_threshold(self:Steer): self.ask(merge_threshold=self.panel.sliders['thre
 def toggle_veto(self:Steer):
     "Keep the chosen pair apart, or no longer."
     pair, vetoes = self.pair.value, self.panel.data.asked().vetoes
-    if pair is None: return
-    if self.vetoed(pair): self.ask(vetoes=[v for v in vetoes if v[0] != pair[0] or {*v[1:]} != {*pair[1:]}])
-    else: self.ask(vetoes=[*vetoes, list(pair)])
+    if pair is None:
+        return
+    if self.vetoed(pair):
+        self.ask(vetoes=[v for v in vetoes if v[0] != pair[0] or {*v[1:]} != {*pair[1:]}])
+    else:
+        self.ask(vetoes=[*vetoes, list(pair)])
 
 # %% ../nbs/22_widgets.ipynb #82a133aa
 class Watch:
@@ -986,7 +1080,8 @@ class Watch:
         self.every, self.live, self.request = every, has_front_end() if live is None else live, cell_request()
         self.data, self.panels, self._drawing, self._end = RunData(run), [], threading.RLock(), threading.Event()
         self.panels = [kind(self.data) for kind in self._kinds()]
-        if self.live: self._begin()
+        if self.live:
+            self._begin()
 
     def _kinds(self): return self.kinds
     def __repr__(self): return f'{type(self).__name__} of {self.data}'
@@ -996,12 +1091,14 @@ class Watch:
 def _begin(self:Watch):
     "Build the widgets, draw them once, and begin to follow."
     cell, request = self.request
-    for other in [w for w in Watch.open if cell and w.request[0] == cell and w.request[1] != request]: other.close()
+    for other in [w for w in Watch.open if cell and w.request[0] == cell and w.request[1] != request]:
+        other.close()
     PlotlyJS.send()
     self.status, self.feed, self._sure = W.HTML(layout=W.Layout(flex='1 1 auto')), W.HTML(), 0.
     self.stop = button('Stop', STOP, self.ask_stop, icon='stop')
     self.stop.add_class('nas-stop')
-    for p in self.panels: p.build(self.refresh)
+    for p in self.panels:
+        p.build(self.refresh)
     self.box = W.VBox([*self._above(), W.HBox([self.status, self.stop]), self.feed, self._arrange()])
     self.box.add_class('nas-watch')
     self.refresh()
@@ -1027,7 +1124,8 @@ STOP = 'Write a checkpoint, then stop; it can be resumed'
 def refresh(self:Watch):
     "Bring everything that can be seen up to date."
     with self._drawing:
-        if self._end.is_set(): return
+        if self._end.is_set():
+            return
         try:
             self._show_header()
             self._in_front().show()
@@ -1040,69 +1138,89 @@ def _show_header(self:Watch):
     "Status, events and the Stop button."
     self.status.value, self.feed.value = status_html(self.data), feed_html(self.data)
     asked, running = self.data.asked().stop, self.data.status == 'running'
-    if time.monotonic() > self._sure: self._sure = 0.
+    if time.monotonic() > self._sure:
+        self._sure = 0.
     self.stop.description = 'Stopping ...' if asked and running else 'Really stop?' if self._sure else 'Stop'
     self.stop.button_style = 'danger' if self._sure else ''
     self.stop.disabled = not running or asked
-    if not running: self.stop.tooltip = f'There is nothing to stop: the run is {self.data.status}'
-    elif asked: self.stop.tooltip = 'The run has been asked to stop; it does so after its next step'
-    else: self.stop.tooltip = STOP
+    if not running:
+        self.stop.tooltip = f'There is nothing to stop: the run is {self.data.status}'
+    elif asked:
+        self.stop.tooltip = 'The run has been asked to stop; it does so after its next step'
+    else:
+        self.stop.tooltip = STOP
 
 @patch
 def _tick(self:Watch):
     "What changes although nothing has happened: the age of the last sign of life."
     with self._drawing:
-        if not self._end.is_set(): self.status.value = status_html(self.data)
+        if not self._end.is_set():
+            self.status.value = status_html(self.data)
 
 # %% ../nbs/22_widgets.ipynb #765cf6c6
 @patch
 def _follow(self:Watch):
     "What the thread does."
     while not self._end.wait(self.every):
-        if self.box.comm is None: return self.close()
+        if self.box.comm is None:
+            return self.close()
         try:
             new = self.data.poll()
             self._look_around()
-            if not new and not self._sure: self._tick()
-        except Exception: continue                                 # a shared disk may be away for a moment
-        if new or self._sure: self.refresh()
-        with self._drawing: self._in_front().heal()
+            if not new and not self._sure:
+                self._tick()
+        except Exception:
+            continue                                 # a shared disk may be away for a moment
+        if new or self._sure:
+            self.refresh()
+        with self._drawing:
+            self._in_front().heal()
 
 @patch
 def ask_stop(self:Watch):
     "The first click asks, the second within five seconds stops."
-    if not self._sure: self._sure = time.monotonic() + 5
+    if not self._sure:
+        self._sure = time.monotonic() + 5
     else:
         self._sure = 0.
-        try: write_control(self.data.folder, stop=True)
-        except InputError as e: self.feed.value = html.escape(str(e)); return
+        try:
+            write_control(self.data.folder, stop=True)
+        except InputError as e:
+            self.feed.value = html.escape(str(e))
+            return
     self.refresh()
 
 # %% ../nbs/22_widgets.ipynb #48d072f7
 def close_tree(widget):
     "Close a widget and all that is in it."
-    for child in getattr(widget, 'children', ()): close_tree(child)
+    for child in getattr(widget, 'children', ()):
+        close_tree(child)
     widget.close()
 
 @patch
 def close(self:Watch):
     "Stop following, and take the widgets away."
     self._end.set()
-    if self in Watch.open: Watch.open.remove(self)
+    if self in Watch.open:
+        Watch.open.remove(self)
     with self._drawing:
-        if self.live: close_tree(self.box)
+        if self.live:
+            close_tree(self.box)
 
 # %% ../nbs/22_widgets.ipynb #8c4afc60
 @patch
 def _ipython_display_(self:Watch):
     "Widgets, or what they would show at this moment as plain figures."
-    if self.live: return display(self.box)
+    if self.live:
+        return display(self.box)
     with self._drawing:
         page, text = status_html(self.data) + feed_html(self.data), f'{self!r}\n{status_text(self.data)}'
         display({'text/html': page, 'text/plain': text}, raw=True)
         for panel in self.panels:
-            for fig in panel.figures().values(): show_plain(fig)
-            if text := panel.text(): display({'text/html': text, 'text/plain': panel.title}, raw=True)
+            for fig in panel.figures().values():
+                show_plain(fig)
+            if text := panel.text():
+                display({'text/html': text, 'text/plain': panel.title}, raw=True)
 
 class WatchFilter(Watch):
     "See the filter learn: acceptance, opinion, agreement, losses."
@@ -1235,21 +1353,28 @@ class RunList:
         stamps = [_stamp(folder/n) for n in ('config.json', 'events.jsonl', 'search')]
         before, row = self._known.get(folder, (None, None))
         data = self._live.get(folder)
-        if data is None and before == stamps: return row
-        if data is None: data = RunData(folder)
-        elif not data.poll() and before == stamps: return row
+        if data is None and before == stamps:
+            return row
+        if data is None:
+            data = RunData(folder)
+        elif not data.poll() and before == stamps:
+            return row
         row = about_run(data)
         self._known[folder] = stamps, row
-        if row['state'] in ('running', 'new'): self._live[folder] = data
-        else: self._live.pop(folder, None)
+        if row['state'] in ('running', 'new'):
+            self._live[folder] = data
+        else:
+            self._live.pop(folder, None)
         return row
 
     def rows(self) -> list[dict]:
         "All rows, the run that was written to last first."
         found = []
         for file in sorted(self.root.glob('*/config.json')):
-            try: found.append(self.row(file.parent))
-            except Exception as e: found.append(dict.fromkeys(KEYS) | dict(name=file.parent.name, kind='cannot be read', state=type(e).__name__))
+            try:
+                found.append(self.row(file.parent))
+            except Exception as e:
+                found.append(dict.fromkeys(KEYS) | dict(name=file.parent.name, kind='cannot be read', state=type(e).__name__))
         return sorted(found, key=lambda row: row['written'] or 0, reverse=True)
 
 def to_open(rows:list[dict]) -> str:
@@ -1280,7 +1405,8 @@ class Dashboard(Watch):
 @patch
 def _above(self:Dashboard):
     "The table of runs, if no run was given."
-    if self.runs is None: return []
+    if self.runs is None:
+        return []
     self.table = RunTable(rows=self.rows, chosen=self.data.folder.name if self.rows else '')
     self.table.observe(lambda change: self.choose(change['new']), 'chosen')
     return [self.table]
@@ -1301,9 +1427,11 @@ def _in_front(self:Dashboard) -> Panel: return self.panels[min(self.tabs.selecte
 def _fit_tabs(self:Dashboard):
     "The tabs that this run needs; the one in front stays in front, if it can."
     kinds, front = panels_for(self.data), self._in_front()
-    if kinds == [type(p) for p in self.panels]: return
+    if kinds == [type(p) for p in self.panels]:
+        return
     for kind in kinds:
-        if kind in self._made: continue
+        if kind in self._made:
+            continue
         self._made[kind] = kind(self.data)
         self._made[kind].build(self.refresh)
     self._fitting = True
@@ -1312,16 +1440,20 @@ def _fit_tabs(self:Dashboard):
         self.tabs.children = [p.box for p in self.panels]
         self.tabs.titles = [p.title for p in self.panels]
         self.tabs.selected_index = self.panels.index(front) if front in self.panels else 0
-    finally: self._fitting = False
+    finally:
+        self._fitting = False
 
 @patch
 def _look_around(self:Dashboard):
     "The table of runs, every other second; the first run that is there is shown."
-    if self.runs is None or time.monotonic() < self._next_look: return
+    if self.runs is None or time.monotonic() < self._next_look:
+        return
     self._next_look = time.monotonic() + 2
     rows = self.runs.rows()
-    if rows != self.rows: self.rows = self.table.rows = rows
-    if rows and self.data.folder == self.root: self.choose(to_open(rows))
+    if rows != self.rows:
+        self.rows = self.table.rows = rows
+    if rows and self.data.folder == self.root:
+        self.choose(to_open(rows))
 
 # %% ../nbs/22_widgets.ipynb #984d8dd4
 @patch
@@ -1339,7 +1471,8 @@ def _show_header(self:Dashboard):
 @patch
 def choose(self:Dashboard, name:str):
     "Show the run of this name from the table."
-    if name not in [row['name'] for row in self.rows] or self.data.folder == self.root/name: return
+    if name not in [row['name'] for row in self.rows] or self.data.folder == self.root/name:
+        return
     self.watch(self.root/name)
 
 @patch
@@ -1349,7 +1482,8 @@ def watch(self:Dashboard, run):
         self.data = RunData(run)
         for p in self._made.values():
             p.data, p.threshold, p.layer, p.round, p.extra, p._drawn = self.data, None, 0, None, None, {}
-        if self.runs is not None: self.table.chosen = self.data.folder.name
+        if self.runs is not None:
+            self.table.chosen = self.data.folder.name
         self.refresh()
 
 @patch
@@ -1357,13 +1491,15 @@ def close(self:Dashboard):
     "As of every watcher; panels that are not in a tab at the moment are closed, too."
     hidden = [p for p in self._made.values() if p not in self.panels]
     Watch.close(self)
-    for panel in hidden: close_tree(panel.box)
+    for panel in hidden:
+        close_tree(panel.box)
 
 # %% ../nbs/22_widgets.ipynb #c8335f78
 @patch
 def _ipython_display_(self:Dashboard):
     "As of every watcher; without a run, the list."
-    if self.live or self.runs is None: return Watch._ipython_display_(self)
+    if self.live or self.runs is None:
+        return Watch._ipython_display_(self)
     display(list_runs(self.root) if self.rows else f'There is no run under {self.root}.')
 
 # %% ../nbs/22_widgets.ipynb #547dae25
@@ -1376,7 +1512,7 @@ def start_run(
     **parameters,             # Of `make_config`; `run_dir` is asked for
 ) -> Path:                    # Its folder
     "Train a supernet in another process; what it prints goes to `output.txt` in its folder."
-    from greedynasv2.training import make_config        # slow to import, and watching does not need it
+    from greedynasv2.training import make_config  # slow to import, and watching does not need it
     cfg, until = make_config(**parameters), time.monotonic() + patience
     folder = Path(cfg.run_dir).expanduser().resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -1386,8 +1522,10 @@ def start_run(
         process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
                                    start_new_session=True)
     events = folder/'events.jsonl'
-    while not events.exists() and process.poll() is None and time.monotonic() < until: time.sleep(.1)
-    if process.poll(): raise InputError(f'The run has failed: {(folder/"output.txt").read_text()[-500:]}')
+    while not events.exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(.1)
+    if process.poll():
+        raise InputError(f'The run has failed: {(folder/"output.txt").read_text()[-500:]}')
     return folder
 
 # %% ../nbs/22_widgets.ipynb #8503f678
@@ -1399,14 +1537,17 @@ def demo_run(
     "A small run of the toy space to watch: the one that is running, or a new one."
     root = Path(root) if root else project_dir()/'runs'
     for folder in sorted(root.glob('watch-*'), reverse=True)[:5]:
-        if (folder/'config.json').exists() and Run.open(folder).status == 'running': break
+        if (folder/'config.json').exists() and Run.open(folder).status == 'running':
+            break
     else:
         folder = start_run(run_dir=str(root/time.strftime('watch-%Y%m%d-%H%M%S')), recipe='demo', space='toy', epochs=epochs,
                            warmup_epochs=max(1, epochs // 10), round_every=max(1, epochs // 15), q_epochs=epochs, q_end=.9,
                            n_train=640, m=200, n_valid=100, filter_dim=16, merge_threshold=.6, max_merges=1,
                            stop_rule='none', log_every=5)
-    if wait is None: wait = not has_front_end()
-    while wait and Run.open(folder).status in ('running', 'new'): time.sleep(.5)
+    if wait is None:
+        wait = not has_front_end()
+    while wait and Run.open(folder).status in ('running', 'new'):
+        time.sleep(.5)
     return folder
 
 # %% ../nbs/22_widgets.ipynb #94024e50
@@ -1419,6 +1560,7 @@ class WatchConfig:
 def run_to_watch(**given) -> Path:
     "The run folder that the parameters of a companion mean."
     cfg = WatchConfig(**given)
-    if not cfg.run_dir: return demo_run(cfg.epochs)
+    if not cfg.run_dir:
+        return demo_run(cfg.epochs)
     folder = Path(cfg.run_dir).expanduser()
     return folder if folder.exists() or folder.is_absolute() else project_dir()/folder

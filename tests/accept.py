@@ -2,7 +2,14 @@
 
 What they measure goes to results/training.json. `make accept` calls this; a part alone: python tests/accept.py demos mbse
 """
-import json, os, random, subprocess, sys, tarfile, tempfile, time
+import json
+import os
+import random
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -21,10 +28,12 @@ def cifar_folder(folder, n_train=200, n_test=20):
     counts = Counter()
     with tarfile.open(find_data('cifar10_imagefolder.tar.gz')) as archive:
         for member in archive:
-            if not member.name.endswith('.jpg'): continue
+            if not member.name.endswith('.jpg'):
+                continue
             split, label, name = member.name.removeprefix('./').split('/')
             counts[split, label] += 1
-            if counts[split, label] > (n_train if split == 'train' else n_test): continue
+            if counts[split, label] > (n_train if split == 'train' else n_test):
+                continue
             path = Path(folder)/split/label/name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(archive.extractfile(member).read())
@@ -54,11 +63,16 @@ def demo(name, folder, **parameters):
 
 def complaints(row):
     "Sentences about what a demo run does not show, minutes aside: those depend on the machine."
-    if row['status'] != 'ended': yield f'it is {row["status"]}'
-    if len(row['rounds']) < 4: yield f'it had {len(row["rounds"])} rounds'
-    if row['loss_last_tenth'] > .8 * row['loss_first_tenth']: yield 'its loss hardly fell'
-    if row['notebook_mb'] > 3: yield f'its notebook has {row["notebook_mb"]} MB'
-    if all(r['verdict'] for r in row['rounds']): yield 'no round gave a filter to be trusted'
+    if row['status'] != 'ended':
+        yield f'it is {row["status"]}'
+    if len(row['rounds']) < 4:
+        yield f'it had {len(row["rounds"])} rounds'
+    if row['loss_last_tenth'] > .8 * row['loss_first_tenth']:
+        yield 'its loss hardly fell'
+    if row['notebook_mb'] > 3:
+        yield f'its notebook has {row["notebook_mb"]} MB'
+    if all(r['verdict'] for r in row['rounds']):
+        yield 'no round gave a filter to be trusted'
 
 
 def demos(folder, *names):
@@ -66,7 +80,8 @@ def demos(folder, *names):
     wanted = dict(mbse=dict(space='mbse'), mbse_mix_shuffle=dict(space='mbse_mix_shuffle'), res50se=dict(space='res50se'))
     if find_data('cifar10_imagefolder.tar.gz'):
         wanted['nasbench_macro'] = dict(space='nasbench_macro', recipe='demo', data=cifar_folder(Path(folder)/'cifar'))
-    else: print('nasbench_macro is passed by: cifar10_imagefolder.tar.gz is not on this machine.')
+    else:
+        print('nasbench_macro is passed by: cifar10_imagefolder.tar.gz is not on this machine.')
     return [demo(n, folder, **p) for n, p in wanted.items() if not names or n in names]
 
 
@@ -96,9 +111,11 @@ if __name__ == '__main__':
         if 'demos' in parts:
             new = demos(folder, *sys.argv[2:])
             result['demos'] = [r for r in result['demos'] if r['name'] not in {n['name'] for n in new}] + new
-        if 'kills' in parts: result['kills'] = kills(folder)
+        if 'kills' in parts:
+            result['kills'] = kills(folder)
     result['machine'] = dict(cores=os.cpu_count())
     write_atomic(out, json.dumps(result, indent=1) + '\n')
     print('Written to', out)
     said = {r['name']: list(complaints(r)) for r in result['demos']}
-    if any(said.values()): sys.exit(f'Not as they should be: { {k: v for k, v in said.items() if v} }')
+    if any(said.values()):
+        sys.exit(f'Not as they should be: { {k: v for k, v in said.items() if v} }')

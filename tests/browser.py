@@ -1,5 +1,14 @@
 "JupyterLab on this machine only, and a headless Chromium that looks at it: for the tests of widgets and for screenshots."
-import json, os, secrets, shutil, signal, socket, subprocess, sys, time, urllib.request
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,8 +23,10 @@ FLAGS = ['--no-sandbox', '--disable-gpu', '--disable-background-networking', '--
 
 def missing():
     "Why there can be no browser test here; empty when there can."
-    try: import playwright.sync_api  # noqa: F401
-    except ImportError: return 'the Python package playwright is not installed'
+    try:
+        import playwright.sync_api  # noqa: F401
+    except ImportError:
+        return 'the Python package playwright is not installed'
     return '' if shutil.which('chromium') else 'there is no chromium on this machine (apt-get install chromium)'
 
 
@@ -34,7 +45,9 @@ def environment(folder):
 @contextmanager
 def jupyter_lab(folder):
     "Within: JupyterLab that serves `folder` on 127.0.0.1; a function that makes addresses of notebooks."
-    with socket.socket() as s: s.bind(('127.0.0.1', 0)); port = s.getsockname()[1]
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        port = s.getsockname()[1]
     token, url = secrets.token_hex(16), f'http://127.0.0.1:{port}'
     command = [sys.executable, '-m', 'jupyterlab', '--no-browser', '--ip=127.0.0.1', f'--port={port}', '--allow-root',
                '--ServerApp.port_retries=0', f'--IdentityProvider.token={token}', f'--ServerApp.root_dir={folder}',
@@ -44,15 +57,21 @@ def jupyter_lab(folder):
     try:
         until = time.monotonic() + 60
         while True:
-            try: urllib.request.urlopen(f'{url}/api?token={token}', timeout=2).read(); break
+            try:
+                urllib.request.urlopen(f'{url}/api?token={token}', timeout=2).read()
+                break
             except OSError:
-                if server.poll() is not None or time.monotonic() > until: raise RuntimeError((folder/'lab.log').read_text()[-2000:])
+                if server.poll() is not None or time.monotonic() > until:
+                    raise RuntimeError((folder/'lab.log').read_text()[-2000:])
                 time.sleep(.2)
         yield lambda name: f'{url}/doc/tree/{name}?token={token}&reset'
     finally:
         server.send_signal(signal.SIGTERM)                     # it ends its kernels, too
-        try: server.wait(20)
-        except subprocess.TimeoutExpired: os.killpg(server.pid, signal.SIGKILL); server.wait()
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
 
 
 @contextmanager
@@ -61,14 +80,18 @@ def chromium(**context):
     from playwright.sync_api import sync_playwright
     with sync_playwright() as p:
         browser = p.chromium.launch(executable_path=shutil.which('chromium'), args=FLAGS)
-        try: yield browser.new_context(**{'viewport': dict(width=1300, height=1100), **context})
-        finally: browser.close()
+        try:
+            yield browser.new_context(**{'viewport': dict(width=1300, height=1100), **context})
+        finally:
+            browser.close()
 
 
 def notebook(path, source, **parameters):
     "Write a notebook to `path`: one of nbs/ by name with these parameters, or a list of cells."
-    if isinstance(source, str): nb = parameterize_notebook(load_notebook_node(str(ROOT/f'nbs/{source}.ipynb')), parameters)
-    else: nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in source])
+    if isinstance(source, str):
+        nb = parameterize_notebook(load_notebook_node(str(ROOT/f'nbs/{source}.ipynb')), parameters)
+    else:
+        nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in source])
     nb.metadata['kernelspec'] = dict(display_name='python3', language='python', name='python3')
     nbformat.write(nb, path)
 

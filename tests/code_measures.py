@@ -3,7 +3,13 @@
 nodes a line: nodes of the syntax tree for each line that is neither blank nor a comment. A reader parses statements, not
 lines: few nodes a line read better than few lines.
 """
-import ast, importlib.util, json, re, statistics, subprocess, sys
+import ast
+import importlib.util
+import json
+import re
+import statistics
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 

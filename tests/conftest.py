@@ -59,7 +59,8 @@ def stop_at():
         train_step = trainer.train_step
         def step_and_ask(*batch):
             train_step(*batch)
-            if trainer.step == last: write_control(trainer.run.folder, stop=True)
+            if trainer.step == last:
+                write_control(trainer.run.folder, stop=True)
         trainer.train_step = step_and_ask
         return trainer
     return stop_at

@@ -178,6 +178,7 @@ class Traffic:
     def kind(method, url):
         "A request without what differs from page to page: numbers, names of files."
         parts = urlsplit(url)
-        if parts.scheme in ('data', 'blob'): return 'from the page itself'
+        if parts.scheme in ('data', 'blob'):
+            return 'from the page itself'
         host = '' if parts.hostname == '127.0.0.1' else parts.netloc
         return f'{method} {host}/{"/".join(parts.path.split("/")[1:3])}'

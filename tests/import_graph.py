@@ -2,7 +2,10 @@
 
 An arrow is left out where others already say it: `spaces -> core` when `spaces -> facts -> core`.
 """
-import ast, json, re, sys
+import ast
+import json
+import re
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent

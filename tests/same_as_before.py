@@ -4,7 +4,13 @@
 
 Runs that the older version left unfinished are finished by this one. Wording of warnings may differ, nothing else.
 """
-import argparse, json, math, os, subprocess, sys, tempfile
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent
@@ -46,7 +52,8 @@ def train(name, folder, until='', save_every=60.):
 
     def save_and_die(self, step, *args):
         save(self, step, *args)
-        if until == 'killed' and step >= half: os._exit(9)
+        if until == 'killed' and step >= half:
+            os._exit(9)
 
     Run.log, Run.save = log_and_stop, save_and_die
     return train_supernet(cfg, report=None)
@@ -61,8 +68,10 @@ def search(folder):
 
 def retrain(folder, out):
     "Train the network that was found, with first weights of the supernet, and export it."
-    try: import greedynasv2.retraining as module
-    except ImportError: import greedynasv2.retrain as module
+    try:
+        import greedynasv2.retraining as module
+    except ImportError:
+        import greedynasv2.retrain as module
     cfg = module.retrain_config('demo', arch=str(folder/'search'), inherit=str(folder), epochs=2, n_train=96, batch_size=16,
                                 run_dir=str(out), device='cpu')
     run = module.retrain(cfg, report=None)
@@ -83,8 +92,10 @@ def ranks():
     from greedynasv2.core import InputError
     simulate = getattr(training, 'simulated_ranks', None) or training.simulate
     cfg = training.make_config('paper_mobile', space='nasbench_macro', epochs=12, round_every=2, m=200, filter_dim=8, filter_iters=60)
-    try: return simulate(cfg, paths_per_epoch=30).to_dict('list')
-    except InputError as e: return str(e)
+    try:
+        return simulate(cfg, paths_per_epoch=30).to_dict('list')
+    except InputError as e:
+        return str(e)
 
 
 def scores(folder):
@@ -104,11 +115,16 @@ def Run_open(folder):
 def job(name, out):
     "One job in this process; what it found goes to `out`/NAME.json."
     out, (what, *rest) = Path(out), name.split(':')
-    if what == 'run': train(rest[0], out/rest[0])
-    if what in ('stopped', 'killed'): train(rest[0], out/f'{rest[0]}-{what}', until=what)
-    if what == 'resume': train(rest[0], out/f'{rest[0]}-{rest[1]}')
-    if what == 'retrain': retrain(out/rest[0], out/f'{rest[0]}-network')
-    if what == 'detect': detect(out/'detector')
+    if what == 'run':
+        train(rest[0], out/rest[0])
+    if what in ('stopped', 'killed'):
+        train(rest[0], out/f'{rest[0]}-{what}', until=what)
+    if what == 'resume':
+        train(rest[0], out/f'{rest[0]}-{rest[1]}')
+    if what == 'retrain':
+        retrain(out/rest[0], out/f'{rest[0]}-network')
+    if what == 'detect':
+        detect(out/'detector')
     found = dict(search=lambda: search(out/rest[0]), scores=lambda: scores(out/rest[0]), ranks=ranks).get(what, lambda: None)()
     (out/f'{name.replace(":", "-")}.json').write_text(json.dumps(found))
 
@@ -117,31 +133,40 @@ def run_jobs(checkout, out, names):
     "Run jobs one after the other with the library of `checkout`; those done before are not repeated."
     for name in names:
         done = out/f'{name.replace(":", "-")}.json'
-        if done.exists(): continue
+        if done.exists():
+            continue
         env = {**os.environ, 'PYTHONPATH': str(checkout), 'OMP_NUM_THREADS': '1'}
         code = subprocess.run([sys.executable, __file__, '--job', name, '--out', str(out)], env=env, cwd=checkout).returncode
-        if code == 9: done.write_text('null')
-        elif code: sys.exit(f'{name} failed with {checkout}')
+        if code == 9:
+            done.write_text('null')
+        elif code:
+            sys.exit(f'{name} failed with {checkout}')
 
 
 def same(a, b):
     "Equal, where NaN equals NaN."
-    if isinstance(a, dict) and isinstance(b, dict): return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, list) and isinstance(b, list): return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same, a, b))
     return a == b or (isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b))
 
 
 def differences(a, b):
     "Sentences about what differs between two run folders: events, the newest checkpoint, results; and how much was compared."
     import torch
+
     from greedynasv2.runs import Run, same_events
     a, b = Run.open(a), Run.open(b)
     found = [d for d in same_events(a, b, at_most=10**6) if '(warning): message is' not in d]
     (step_a, tensors_a, _), (step_b, tensors_b, _) = a.checkpoint(), b.checkpoint()
-    if step_a != step_b: found.append(f'step {step_a} against {step_b}')
-    if tensors_a.keys() != tensors_b.keys(): found.append(f'tensors {sorted(tensors_a.keys() ^ tensors_b.keys())}')
+    if step_a != step_b:
+        found.append(f'step {step_a} against {step_b}')
+    if tensors_a.keys() != tensors_b.keys():
+        found.append(f'tensors {sorted(tensors_a.keys() ^ tensors_b.keys())}')
     found += [f'tensor {k}' for k in tensors_a if k in tensors_b and not torch.equal(tensors_a[k], tensors_b[k])]
-    if a.results != b.results: found.append(f'results {a.results} against {b.results}')
+    if a.results != b.results:
+        found.append(f'results {a.results} against {b.results}')
     return found, f'{len(a.events())} events, {len(tensors_a)} tensors'
 
 
@@ -158,14 +183,17 @@ def compare(before, after, chosen):
             tell(f'{name}: {how}, then resumed', *differences(before/name, after/f'{name}-{how}'))
             tell(f'{name}: {how} by the older version, resumed by this one', *differences(before/name, after/f'{name}-{how}-old'))
     for folder in ('toy-network', 'mbse-network', 'detector'):
-        if (before/folder).exists() and (after/folder).exists(): tell(folder, *differences(before/folder, after/folder))
+        if (before/folder).exists() and (after/folder).exists():
+            tell(folder, *differences(before/folder, after/folder))
     for folder in ('toy-network', 'mbse-network'):
         files = [Path(folder)/'network'/n for n in ('weights.safetensors',)]
         for f in files:
-            if (before/f).exists(): tell(str(f), [] if (before/f).read_bytes() == (after/f).read_bytes() else ['bytes'])
+            if (before/f).exists():
+                tell(str(f), [] if (before/f).read_bytes() == (after/f).read_bytes() else ['bytes'])
     for file in sorted(before.glob('*.json')):
         a, b = json.loads(file.read_text()), json.loads((after/file.name).read_text())
-        if a is not None: tell(file.stem, [] if same(a, b) else [f'{a!s:.200} against {b!s:.200}'], f'{len(str(a))} characters')
+        if a is not None:
+            tell(file.stem, [] if same(a, b) else [f'{a!s:.200} against {b!s:.200}'], f'{len(str(a))} characters')
     return bad
 
 
@@ -177,25 +205,31 @@ def main():
     parser.add_argument('--job', default='')
     parser.add_argument('--only', choices=['before', 'after', 'compare'], default='')
     args = parser.parse_args()
-    if args.job: return job(args.job, args.out)
+    if args.job:
+        return job(args.job, args.out)
     out = Path(args.out or tempfile.mkdtemp(prefix='same-')).absolute()
     before, after, chosen = out/'before', out/'after', args.runs or list(RUNS)
-    for folder in (before, after): folder.mkdir(parents=True, exist_ok=True)
+    for folder in (before, after):
+        folder.mkdir(parents=True, exist_ok=True)
     whole = [f'run:{name}' for name in chosen]
     cut = [f'{how}:{name}' for name in chosen for how in ('stopped', 'killed')]
     rest = [f'{what}:{name}' for name in ('toy', 'mbse') if name in chosen for what in ('scores', 'search', 'retrain')] + ['ranks', 'detect']
-    if args.only in ('', 'before'): run_jobs(args.before, before, whole + cut + rest)
+    if args.only in ('', 'before'):
+        run_jobs(args.before, before, whole + cut + rest)
     if args.only in ('', 'after'):
         import shutil
         run_jobs(HERE, after, whole + cut)
         for name in chosen:
             for how in ('stopped', 'killed'):
-                if not (after/f'{name}-{how}-old').exists(): shutil.copytree(before/f'{name}-{how}', after/f'{name}-{how}-old')
+                if not (after/f'{name}-{how}-old').exists():
+                    shutil.copytree(before/f'{name}-{how}', after/f'{name}-{how}-old')
         run_jobs(HERE, after, [f'resume:{name}:{how}{old}' for name in chosen for how in ('stopped', 'killed') for old in ('', '-old')] + rest)
-    if args.only == 'before': return
+    if args.only == 'before':
+        return
     n = compare(before, after, chosen)
     print(f'{n} differences; runs kept in {out}')
     sys.exit(bool(n))
 
 
-if __name__ == '__main__': main()
+if __name__ == '__main__':
+    main()

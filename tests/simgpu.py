@@ -57,7 +57,8 @@ HIGH = {F.cross_entropy, F.nll_loss, F.log_softmax, F.softmax, F.softplus, F.mse
 
 def need_known_torch():
     "Skip the tests of a module where torch is another one."
-    if torch.__version__.startswith(KNOWN + '.'): return
+    if torch.__version__.startswith(KNOWN + '.'):
+        return
     pytest.skip(f'The stand-in for a GPU knows torch {KNOWN}; this is {torch.__version__}. Try it by changing '
                 'KNOWN in tests/simgpu.py.', allow_module_level=True)
 
@@ -78,7 +79,8 @@ class Gpu:
 
     def seed(self, seed):
         "Seed the random numbers of all GPUs."
-        for i in range(self.n): self.seed_one(i, seed)
+        for i in range(self.n):
+            self.seed_one(i, seed)
 
     def seed_one(self, i, seed):
         "Seed the random numbers of one GPU."
@@ -86,11 +88,14 @@ class Gpu:
 
     def device(self, name):
         "The index of the GPU that a device names; None for no GPU."
-        if name is None or isinstance(name, int): return name
+        if name is None or isinstance(name, int):
+            return name
         named = torch.device(name)
-        if named.type != 'cuda': return None
+        if named.type != 'cuda':
+            return None
         index = self.current if named.index is None else named.index
-        if index >= self.n: raise RuntimeError(f'CUDA error: invalid device ordinal ({named})')
+        if index >= self.n:
+            raise RuntimeError(f'CUDA error: invalid device ordinal ({named})')
         return index
 
     def wait(self, why):
@@ -104,11 +109,14 @@ class Gpu:
 
         @wraps(function)
         def watched(*args, **kwargs):
-            if any(p in unless for p in self.phases): return function(*args, **kwargs)
+            if any(p in unless for p in self.phases):
+                return function(*args, **kwargs)
             self.calls[phase] += 1
             self.phases.append(phase)
-            try: return function(*args, **kwargs)
-            finally: self.phases.pop()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.phases.pop()
         self.stack.enter_context(patch.object(owner, name, watched))
 
     def n_waits(self, phase, ours=False):
@@ -119,7 +127,8 @@ class Gpu:
         "Why and where the host waited, a row a place, the most frequent first."
         rows = [dict(phase=p, why=why, ours=ours, line=line, waits=n) for (p, why, ours, line), n in self.waits.items()]
         found = pd.DataFrame(rows, columns=['phase', 'why', 'ours', 'line', 'waits'])
-        if phase: found = found[found.phase == phase]
+        if phase:
+            found = found[found.phase == phase]
         return found.sort_values('waits', ascending=False, ignore_index=True)
 
     def table(self):
@@ -141,7 +150,8 @@ def where():
         if not inside_torch:
             here = f'{Path(file).parent.name}/{Path(file).stem}.{frame.f_code.co_name}:{frame.f_lineno}'
             line = line or here
-            if '/greedynasv2/' in file or file.startswith(HERE): ours = here
+            if '/greedynasv2/' in file or file.startswith(HERE):
+                ours = here
         frame = frame.f_back
     return ours, line
 
@@ -184,8 +194,10 @@ class Sim(Tensor):
 
 def changed(function, x):
     "`x` with `function` done to all that lists, tuples and dictionaries in it hold."
-    if isinstance(x, (list, tuple)): return type(x)([changed(function, y) for y in x])
-    if isinstance(x, dict): return {k: changed(function, y) for k, y in x.items()}
+    if isinstance(x, (list, tuple)):
+        return type(x)([changed(function, y) for y in x])
+    if isinstance(x, dict):
+        return {k: changed(function, y) for k, y in x.items()}
     return function(x)
 
 
@@ -194,7 +206,8 @@ def tensors_in(x):
     found = []
 
     def look(y):
-        if isinstance(y, Tensor): found.append(y)
+        if isinstance(y, Tensor):
+            found.append(y)
     changed(look, x)
     return found
 
@@ -205,7 +218,8 @@ def is_cpu_tensor(x): return isinstance(x, Tensor) and not isinstance(x, Sim)
 
 def lie_alike(a, b):
     "Have two tensors equal shapes, and equal strides where a dimension is longer than 1?"
-    if a.shape != b.shape: return False
+    if a.shape != b.shape:
+        return False
     return all(n == 1 or i == j for n, i, j in zip(a.shape, a.stride(), b.stride()))
 
 
@@ -218,12 +232,16 @@ def check_devices(gpu, func, key, args, sims, cpu):
     "CUDA's rules about tensors on different devices."
     if len({s.index for s in sims}) > 1:
         raise RuntimeError(f'Expected all tensors to be on the same device, but found several GPUs (when running {func})')
-    if not sims or not cpu: return
-    if key in INDEXING: return check_index(gpu, func, args)
+    if not sims or not cpu:
+        return
+    if key in INDEXING:
+        return check_index(gpu, func, args)
     name = key.removeprefix('_foreach_')
-    if name not in TAKES_CPU_SCALAR or len(cpu) > 1 or any(t.ndim for t in cpu): refuse_mixed(func)
+    if name not in TAKES_CPU_SCALAR or len(cpu) > 1 or any(t.ndim for t in cpu):
+        refuse_mixed(func)
     in_place = func._schema.name.endswith('_')
-    if in_place and is_cpu_tensor(args[0]): refuse_mixed(func)
+    if in_place and is_cpu_tensor(args[0]):
+        refuse_mixed(func)
 
 
 def check_index(gpu, func, args):
@@ -231,9 +249,11 @@ def check_index(gpu, func, args):
     if is_cpu_tensor(args[0]):
         raise RuntimeError(f'indices should be either on cpu or on the same device as the indexed tensor (cpu) ({func})')
     value = args[2] if len(args) > 2 else None
-    if is_cpu_tensor(value) and value.ndim: refuse_mixed(func)
+    if is_cpu_tensor(value) and value.ndim:
+        refuse_mixed(func)
     for index in args[1]:
-        if is_cpu_tensor(index): gpu.wait('index on the CPU')
+        if is_cpu_tensor(index):
+            gpu.wait('index on the CPU')
 
 
 def check_generator(func, kwargs):
@@ -247,27 +267,34 @@ def check_fused(func, args):
     "A fused kernel goes through memory: parameters, gradients and buffers have to lie there alike."
     lists = [group for group in args[:3] if isinstance(group, (list, tuple)) and len(group)]
     for first, *others in zip(*lists):
-        if all(t.dtype == first.dtype and lie_alike(t, first) for t in others): continue
+        if all(t.dtype == first.dtype and lie_alike(t, first) for t in others):
+            continue
         raise RuntimeError(f'params, grads and state must have the same dtype, size and strides (when running {func})')
 
 
 def count_waits(gpu, key, args):
     "Waits that an operation on tensors of the GPU is known for."
-    if key in WAITS: gpu.wait('item' if key == '_local_scalar_dense' else key)
-    if key not in INDEXING: return
+    if key in WAITS:
+        gpu.wait('item' if key == '_local_scalar_dense' else key)
+    if key not in INDEXING:
+        return
     masks = [i for i in args[1] if is_sim(i) and i.dtype in (torch.bool, torch.uint8)]
     value = args[2] if len(args) > 2 else None
     accumulates = len(args) > 3 and args[3]
     is_masked_fill = value is not None and value.numel() == 1 and len(args[1]) == 1 and not accumulates
-    if masks and not is_masked_fill: gpu.wait('boolean index')
+    if masks and not is_masked_fill:
+        gpu.wait('boolean index')
 
 
 def count_copy(gpu, source, to_gpu, non_blocking):
     "A copy between host and GPU: the host waits, if it is not told otherwise."
-    if is_sim(source) == to_gpu: return
+    if is_sim(source) == to_gpu:
+        return
     way = 'to the GPU' if to_gpu else 'from the GPU'
-    if not non_blocking: gpu.wait(f'copy {way}')
-    elif to_gpu and not getattr(source, 'pinned', False): gpu.wait(f'copy {way} from memory that is not pinned')
+    if not non_blocking:
+        gpu.wait(f'copy {way}')
+    elif to_gpu and not getattr(source, 'pinned', False):
+        gpu.wait(f'copy {way} from memory that is not pinned')
 
 
 def target_of(gpu, func, args, kwargs, sims):
@@ -275,7 +302,8 @@ def target_of(gpu, func, args, kwargs, sims):
     device = kwargs.get('device')
     if device is not None:
         device = torch.device(device)
-        if device.type == 'meta': return gpu.current if gpu.target is None else gpu.target
+        if device.type == 'meta':
+            return gpu.current if gpu.target is None else gpu.target
         return gpu.device(device)
     return sims[0].index if sims else None
 
@@ -286,34 +314,43 @@ def run(func, args, kwargs):
     tensors = tensors_in((args, kwargs))
     sims = [t for t in tensors if is_sim(t)]
     index = target_of(gpu, func, args, kwargs, sims)
-    if index is None and not sims: return func(*args, **kwargs)
+    if index is None and not sims:
+        return func(*args, **kwargs)
     key = func._schema.name.split('::')[1].removesuffix('_')
     gpu.launches[gpu.phases[-1]] += 1
     if key == 'copy':
         count_copy(gpu, args[1], is_sim(args[0]), kwargs.get('non_blocking') or len(args) > 2 and args[2])
-    elif key == '_to_copy': count_copy(gpu, args[0], index is not None, kwargs.get('non_blocking'))
-    elif key not in COPIES: check_devices(gpu, func, key, args, sims, [t for t in tensors if is_cpu_tensor(t)])
+    elif key == '_to_copy':
+        count_copy(gpu, args[0], index is not None, kwargs.get('non_blocking'))
+    elif key not in COPIES:
+        check_devices(gpu, func, key, args, sims, [t for t in tensors if is_cpu_tensor(t)])
     count_waits(gpu, key, args)
-    if key.startswith('_fused_'): check_fused(func, args)
-    if index is not None: check_generator(func, kwargs)
+    if key.startswith('_fused_'):
+        check_fused(func, args)
+    if index is not None:
+        check_generator(func, kwargs)
     return raised(func, compute(gpu, func, key, args, kwargs, index), sims, index)
 
 
 def compute(gpu, func, key, args, kwargs, index):
     "Do it with the numbers that the tensors hold; what is drawn on a GPU comes from that GPU's random numbers."
     def lowered(x):
-        if is_sim(x): return x.held
+        if is_sim(x):
+            return x.held
         return CPU if isinstance(x, torch.device) else x
     args, kwargs = changed(lowered, (args, kwargs))
     if key == '_to_copy':
         kwargs.pop('pin_memory', None)
         kwargs['non_blocking'] = False
         source = args[0]
-        if source.dtype == kwargs.get('dtype', source.dtype): kwargs.setdefault('memory_format', torch.preserve_format)
-    if index is None or torch.Tag.nondeterministic_seeded not in func.tags: return func(*args, **kwargs)
+        if source.dtype == kwargs.get('dtype', source.dtype):
+            kwargs.setdefault('memory_format', torch.preserve_format)
+    if index is None or torch.Tag.nondeterministic_seeded not in func.tags:
+        return func(*args, **kwargs)
     before = torch.default_generator.get_state()
     torch.default_generator.set_state(gpu.random[index])
-    try: return func(*args, **kwargs)
+    try:
+        return func(*args, **kwargs)
     finally:
         gpu.random[index] = torch.default_generator.get_state()
         torch.default_generator.set_state(before)
@@ -324,8 +361,10 @@ def raised(func, out, sims, index):
     known = {id(s.held): s for s in sims}
 
     def up(x):
-        if not isinstance(x, Tensor): return x
-        if id(x) not in known: return x if index is None else Sim(x, index)
+        if not isinstance(x, Tensor):
+            return x
+        if id(x) not in known:
+            return x if index is None else Sim(x, index)
         same = known[id(x)]
         if not lie_alike(same, x):
             raise NotImplementedError(f'The stand-in cannot follow {func}, which changes the shape of a tensor in place.')
@@ -348,32 +387,43 @@ class Calls(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         before, self.gpu.target = self.gpu.target, None
         try:
-            if func is Tensor.cuda: return args[0].to(self.renamed(torch.device('cuda', *args[1:])))
-            if kwargs.get('device') is not None: kwargs['device'] = self.renamed(kwargs['device'])
-            if func is Tensor.to and len(args) > 1: args = (args[0], self.renamed(args[1]), *args[2:])
+            if func is Tensor.cuda:
+                return args[0].to(self.renamed(torch.device('cuda', *args[1:])))
+            if kwargs.get('device') is not None:
+                kwargs['device'] = self.renamed(kwargs['device'])
+            if func is Tensor.to and len(args) > 1:
+                args = (args[0], self.renamed(args[1]), *args[2:])
             if func in (torch.tensor, torch.as_tensor) and kwargs.get('device') == META:
                 return func(*args, **{**kwargs, 'device': CPU}).to(META)
-            if torch.is_autocast_enabled('cuda'): args, kwargs = cast(func, args, kwargs)
+            if torch.is_autocast_enabled('cuda'):
+                args, kwargs = cast(func, args, kwargs)
             return func(*args, **kwargs)
-        finally: self.gpu.target = before
+        finally:
+            self.gpu.target = before
 
     def renamed(self, device):
         "`meta` for a GPU, whose number is kept aside."
-        if not isinstance(device, (str, torch.device, int)): return device
+        if not isinstance(device, (str, torch.device, int)):
+            return device
         index = self.gpu.device(device)
-        if index is None: return device
+        if index is None:
+            return device
         self.gpu.target = index
         return META
 
 
 def cast(func, args, kwargs):
     "What autocast does to floats of the GPU before some calls."
-    if func in LOW: dtype = torch.get_autocast_dtype('cuda')
-    elif func in HIGH: dtype = torch.float32
-    else: return args, kwargs
+    if func in LOW:
+        dtype = torch.get_autocast_dtype('cuda')
+    elif func in HIGH:
+        dtype = torch.float32
+    else:
+        return args, kwargs
 
     def to(x):
-        if not is_sim(x) or not x.is_floating_point() or x.dtype in (torch.float64, dtype): return x
+        if not is_sim(x) or not x.is_floating_point() or x.dtype in (torch.float64, dtype):
+            return x
         return x.to(dtype)
     return changed(to, (args, kwargs))
 
@@ -384,11 +434,13 @@ def grouped(lists, with_indices=False):
     for i, row in enumerate(zip(*(part or [None] * len(lists[0]) for part in lists))):
         first = next(t for t in row if t is not None)
         parts, where = found.setdefault((first.device, first.dtype), ([[] for _ in lists], []))
-        for part, t in zip(parts, row): part.append(t)
+        for part, t in zip(parts, row):
+            part.append(t)
         where.append(i)
     for parts, _ in found.values():
         for i, given in enumerate(lists):
-            if not given: parts[i].clear()
+            if not given:
+                parts[i].clear()
     return found
 
 
@@ -403,7 +455,8 @@ def fakes(gpu):
     "What stands in for functions of torch: where -> name -> function."
     def set_device(device):
         index = gpu.device(device)
-        if index is not None and index >= 0: gpu.current = index
+        if index is not None and index >= 0:
+            gpu.current = index
 
     def index_of(device):
         index = gpu.device(device)
@@ -418,8 +471,10 @@ def fakes(gpu):
         future = torch.__future__
         before = future.get_swap_module_params_on_conversion()
         future.set_swap_module_params_on_conversion(True)
-        try: return module_apply(self, fn, recurse)
-        finally: future.set_swap_module_params_on_conversion(before)
+        try:
+            return module_apply(self, fn, recurse)
+        finally:
+            future.set_swap_module_params_on_conversion(before)
 
     cuda = dict(
         is_available=lambda: True,
@@ -455,9 +510,11 @@ def gpu(n=1):
     device = Gpu(n)
     with device.stack as stack:
         for place, functions in fakes(device).items():
-            for name, function in functions.items(): stack.enter_context(patch(f'{place}.{name}', function))
+            for name, function in functions.items():
+                stack.enter_context(patch(f'{place}.{name}', function))
         for kinds in (_foreach_utils._foreach_supported_types, optimizer._foreach_supported_types):
-            if Sim in kinds: continue               # both are one list
+            if Sim in kinds:
+                continue               # both are one list
             kinds.append(Sim)
             stack.callback(kinds.remove, Sim)
         stack.enter_context(patch.object(Sim, 'gpu', device))

@@ -1,5 +1,8 @@
 "Detectors stand on any path that has the strides, learn, are measured as COCO does, and go on exactly where they were."
-import json, signal, sys, time
+import json
+import signal
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,9 +12,27 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from conftest import run_notebook
 from greedynasv2.core import InputError, cache_dir
-from greedynasv2.detection import (MEASURES, BoxView, DetectionTrainer, ModelConfig, as_coco, build_detector, coco_scores,
-                                   feature_blocks, find_network, fresh_backbone, load_batches, load_coco, load_detector,
-                                   load_detection, detection_config, make_pyramid, predict, read_coco, train_detector)
+from greedynasv2.detection import (
+    MEASURES,
+    BoxView,
+    DetectionTrainer,
+    ModelConfig,
+    as_coco,
+    build_detector,
+    coco_scores,
+    detection_config,
+    feature_blocks,
+    find_network,
+    fresh_backbone,
+    load_batches,
+    load_coco,
+    load_detection,
+    load_detector,
+    make_pyramid,
+    predict,
+    read_coco,
+    train_detector,
+)
 from greedynasv2.runs import Run, same_events, write_control
 from greedynasv2.spaces import GREEDYNAS_B, Arch, get_space, write_arch
 from greedynasv2.supernet import build_network, load_network, save_network
@@ -33,7 +54,8 @@ def network(tmp_path_factory):
     folder, arch = tmp_path_factory.mktemp('network'), arch_of()
     torch.manual_seed(0)
     net = build_network(arch.space, arch.path).train()
-    for _ in range(5): net(torch.randn(4, 3, 64, 64))
+    for _ in range(5):
+        net(torch.randn(4, 3, 64, 64))
     save_network(folder, net, arch.space, arch.path)
     return folder
 
@@ -45,7 +67,8 @@ def tiny(network, folder, **changes):
 
 def coco(folder, boxes, split='val', n_images=2, **changes):
     "A folder in COCO format: grey images of 40 x 30 pixels, category ids with gaps, ids from 0 on."
-    for i in range(n_images): Image.new('RGB', (40, 30), 'grey').save(folder/f'{i}.png')
+    for i in range(n_images):
+        Image.new('RGB', (40, 30), 'grey').save(folder/f'{i}.png')
     rows = [dict(id=i, image_id=im, category_id=c, bbox=b, **more) for i, (im, c, b, more) in enumerate(boxes)]
     images = [dict(id=i, file_name=f'{i}.png', width=40, height=30) for i in range(n_images)]
     whole = dict(images=images, annotations=rows, categories=[dict(id=90, name='cat'), dict(id=3, name='dog')])
@@ -66,7 +89,7 @@ def test_any_path_gives_features_at_four_strides(name, width):
         assert [tuple(f.shape) for f in features] == [(1, c, 64 // s, 96 // s) for c, s in zip(channels, (4, 8, 16, 32))]
         net = backbone.net.eval()
         assert torch.equal(features[-1], net.layers(net.stem(x)))
-        count = lambda *parts: sum(p.numel() for part in parts for p in part.parameters())
+        def count(*parts): return sum(p.numel() for part in parts for p in part.parameters())
         assert count(body) == count(net.stem, net.layers) < count(net)
 
 
@@ -136,7 +159,8 @@ def test_category_ids_with_gaps_crowds_and_ids_from_zero(tmp_path, capsys):
 def test_coco_s_own_layout(tmp_path):
     "annotations/instances_train2017.json with train2017/; images without boxes are measured, not trained on."
     for split in ('train', 'val'):
-        for name in ('annotations', f'{split}2017'): (tmp_path/name).mkdir(exist_ok=True)
+        for name in ('annotations', f'{split}2017'):
+            (tmp_path/name).mkdir(exist_ok=True)
         file = coco(tmp_path/f'{split}2017', [(0, 3, [5, 5, 10, 10], {}), (0, 90, [39.5, 0, 9, 9], {})])
         file.rename(tmp_path/f'annotations/instances_{split}2017.json')
     train, valid = load_coco(tmp_path)
@@ -164,26 +188,35 @@ BOX = [(0, 3, [5, 5, 10, 10], {})]
     (BOX, dict(images=[dict(id=0, file_name='../0.png', width=40, height=30)]), 'which is outside of its folder'),
 ])
 def test_bad_annotations_are_refused_by_a_sentence(tmp_path, boxes, changes, sentence):
-    with pytest.raises(InputError, match=sentence): read_coco(coco(tmp_path, boxes, **changes))
+    with pytest.raises(InputError, match=sentence):
+        read_coco(coco(tmp_path, boxes, **changes))
 
 
 def test_other_bad_input_is_refused_by_a_sentence(tmp_path, network, monkeypatch):
     "Before anything is trained, and before a run folder is made."
     (tmp_path/'val.json').write_text('{"images": ')
-    with pytest.raises(InputError, match='cannot be read as COCO annotations'): read_coco(tmp_path/'val.json')
-    run = lambda where=network, **given: train_detector(tiny(where, tmp_path/'run', **given))
-    with pytest.raises(InputError, match='There is no folder'): run(data=str(tmp_path/'no'))
-    with pytest.raises(InputError, match='has neither train.json nor'): run(data=str(tmp_path))
-    with pytest.raises(InputError, match="Unknown detector 'fcos'"): tiny(network, tmp_path/'run', detector='fcos')
+    with pytest.raises(InputError, match='cannot be read as COCO annotations'):
+        read_coco(tmp_path/'val.json')
+    def run(where=network, **given): return train_detector(tiny(where, tmp_path/'run', **given))
+    with pytest.raises(InputError, match='There is no folder'):
+        run(data=str(tmp_path/'no'))
+    with pytest.raises(InputError, match='has neither train.json nor'):
+        run(data=str(tmp_path))
+    with pytest.raises(InputError, match="Unknown detector 'fcos'"):
+        tiny(network, tmp_path/'run', detector='fcos')
     toy = get_space('toy')
     write_arch(tmp_path/'arch.json', toy, toy.sample(1)[0])
-    with pytest.raises(InputError, match='a detector needs 4, 8, 16 and 32'): run(tmp_path/'arch.json')
+    with pytest.raises(InputError, match='a detector needs 4, 8, 16 and 32'):
+        run(tmp_path/'arch.json')
     coco(tmp_path, BOX, 'train'), coco(tmp_path, BOX, 'val', categories=[dict(id=3, name='dog')])
-    with pytest.raises(InputError, match='categories of train and val differ'): load_coco(tmp_path)
+    with pytest.raises(InputError, match='categories of train and val differ'):
+        load_coco(tmp_path)
     (tmp_path/'0.png').write_bytes(b'no image')
-    with pytest.raises(InputError, match='cannot be read as an image'): BoxView(read_coco(tmp_path/'train.json'))[0]
+    with pytest.raises(InputError, match='cannot be read as an image'):
+        BoxView(read_coco(tmp_path/'train.json'))[0]
     monkeypatch.setitem(sys.modules, 'pycocotools.coco', None)
-    with pytest.raises(InputError, match=r"pip install 'greedynasv2\[detection\]'"): run()
+    with pytest.raises(InputError, match=r"pip install 'greedynasv2\[detection\]'"):
+        run()
     assert not (tmp_path/'run').exists()
 
 
@@ -192,9 +225,11 @@ def test_a_batch_in_chunks_is_the_batch(network, tmp_path):
     after = []
     for chunk in (0, 1, 3):
         trainer = DetectionTrainer(tiny(network, tmp_path/str(chunk), detector='retinanet', chunk=chunk), report=None)
-        with trainer.run: trainer.train_step(*next(load_batches(BoxView(trainer.data.train), [[0, 1, 2, 3]])))
+        with trainer.run:
+            trainer.train_step(*next(load_batches(BoxView(trainer.data.train), [[0, 1, 2, 3]])))
         after.append(trainer.net.state_dict())
-    for other in after[1:]: assert all(torch.allclose(v, other[k], atol=1e-5) for k, v in after[0].items())
+    for other in after[1:]:
+        assert all(torch.allclose(v, other[k], atol=1e-5) for k, v in after[0].items())
 
 
 def test_losses_that_are_no_numbers_end_the_run_with_a_sentence(network, tmp_path):
@@ -204,7 +239,8 @@ def test_losses_that_are_no_numbers_end_the_run_with_a_sentence(network, tmp_pat
         train_detector(tiny(network, tmp_path/'run', lr=1e20, lr_warmup=0, clip=0., epochs=9, max_bad=2), report=None)
     run = Run.open(tmp_path/'run')
     assert run.status == 'stopped' and 'not finite' in run.status_text and len(run.events('warning'))
-    for tensors in [c[1] for c in [run.checkpoint()] if c]: assert all(v.isfinite().all() for v in tensors.values())
+    for tensors in [c[1] for c in [run.checkpoint()] if c]:
+        assert all(v.isfinite().all() for v in tensors.values())
 
 
 @pytest.mark.slow
@@ -214,7 +250,8 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(network, tmp_path, start):
     cfg = tiny(network, tmp_path/'killed', epochs=3, save_every=0.)
     process = start(cfg)
     for _ in range(600):
-        if (tmp_path/'killed/events.jsonl').exists() and len(Run.open(tmp_path/'killed').events('step')) >= 4: break
+        if (tmp_path/'killed/events.jsonl').exists() and len(Run.open(tmp_path/'killed').events('step')) >= 4:
+            break
         time.sleep(.05)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL, process.stderr.read()
@@ -234,7 +271,7 @@ def test_stopped_by_hand_it_goes_on(network, tmp_path):
     write_control(tmp_path/'cut', stop=True)
     assert trainer.train().status == 'stopped'
     ended = train_detector(cfg, report=None)
-    events = lambda run: [e for e in run.events()[['kind', 'step']].values.tolist() if e[0] in ('step', 'eval')]
+    def events(run): return [e for e in run.events()[['kind', 'step']].values.tolist() if e[0] in ('step', 'eval')]
     assert ended.status == 'ended' and events(whole) == events(ended) and whole.results == ended.results
     model, data = load_detector(ended), load_coco(cache_dir()/'shapes-64-12-4-0')[1]
     assert coco_scores(data.truth, as_coco(predict(model, data), data.truth))['mAP'] == ended.results['mAP']
@@ -262,7 +299,8 @@ def test_notebook_runs_headless(network, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = dict(network=str(network), image_size=64, n_train=8, n_valid=4, batch_size=4, epochs=1, run_dir='run')
     out = tmp_path/'out.ipynb'
-    run = lambda **more: run_notebook('transfer_detection', out, {**small, **more})
+    def run(**more): return run_notebook('transfer_detection', out, {**small, **more})
     run()
     assert out.stat().st_size < 3e6 and Run.open(tmp_path/'run').status == 'ended'
-    with pytest.raises(papermill.PapermillExecutionError, match="Did you mean 'detector'"): run(detectr='retinanet')
+    with pytest.raises(papermill.PapermillExecutionError, match="Did you mean 'detector'"):
+        run(detectr='retinanet')

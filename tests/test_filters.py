@@ -81,11 +81,13 @@ def test_repeats_itself_on_any_number_of_threads(kind):
         torch.set_num_threads(threads)
         try:
             filt = FILTERS[kind](space)
-            if threads == 2: filt.fit(labels_of(space, additive(space, 5), n=300, seed=3), seed=1)
+            if threads == 2:
+                filt.fit(labels_of(space, additive(space, 5), n=300, seed=3), seed=1)
             before = torch.get_rng_state()
             filt.fit(labels, seed=7)
             assert torch.equal(before, torch.get_rng_state())
-        finally: torch.set_num_threads(n_threads)
+        finally:
+            torch.set_num_threads(n_threads)
         states.append(filt.state_dict())
     assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])
 
@@ -109,7 +111,8 @@ def test_saved_and_loaded_it_is_the_same(kind, tmp_path):
     assert not torch.equal(filt.prob(paths), expected)
     filt.restore(was)
     assert torch.equal(filt.prob(paths), expected)
-    with pytest.raises(InputError, match='not the state'): filt.load_state_dict({'layer': filt.layer})
+    with pytest.raises(InputError, match='not the state'):
+        filt.load_state_dict({'layer': filt.layer})
     with pytest.raises(InputError, match='layers and ops'):
         FILTERS[kind](get_space('mbse')).load_state_dict(filt.state_dict())
 
@@ -170,7 +173,7 @@ def test_twins_are_alike_and_what_has_no_data_is_not(kind):
     "Similarity: 1 with itself, high for twins in layers that matter, 0 without data, symmetric."
     space = get_space('nasbench_macro')
     loss = interacting(space)
-    twins = lambda p: loss(torch.where(p == 2, 1, p))
+    def twins(p): return loss(torch.where(p == 2, 1, p))
     labels = labels_of(space, twins, n=5000, noise=.1)
     some = labels.paths[:, 3] != 0
     labels = labels._replace(paths=labels.paths[some], rank=labels.rank[some], held_out=labels.held_out[some])

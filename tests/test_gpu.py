@@ -1,10 +1,12 @@
 """What would happen on a GPU, on a stand-in for one: everything runs, on the right device, and the host hardly ever waits.
 
 `python tests/test_gpu.py` prints how often it does, `python tests/test_gpu.py places` also in which lines."""
-import math, sys, tempfile, warnings
+import math
+import sys
+import tempfile
+import warnings
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -13,14 +15,13 @@ import simgpu
 
 simgpu.need_known_torch()
 
-import greedynasv2.detection, greedynasv2.nsga2, greedynasv2.loop, greedynasv2.retraining, greedynasv2.training      # all that has steps
 from greedynasv2.core import InputError, Scores, get_device, seeded
 from greedynasv2.detection import detection_config, train_detector
 from greedynasv2.nsga2 import SearchConfig, search_run
 from greedynasv2.retraining import export_network, retrain, retrain_config
-from greedynasv2.runs import Run, same_events
+from greedynasv2.runs import same_events
 from greedynasv2.spaces import get_space
-from greedynasv2.supernet import SupernetEvaluator, SuperNet, load_network
+from greedynasv2.supernet import SuperNet, SupernetEvaluator, load_network
 from greedynasv2.training import make_config, train_supernet
 from greedynasv2.vpu import FilterConfig, PathFilter, cross_validate, train_filter
 
@@ -56,13 +57,18 @@ def holders(function):
 
 def watch(device, step='training step'):
     "Count waits by what a run is doing."
-    for cls in owners('train_step'): device.watch(cls, 'train_step', step)
-    for cls in owners('log_steps'): device.watch(cls, 'log_steps', 'logging')
+    for cls in owners('train_step'):
+        device.watch(cls, 'train_step', step)
+    for cls in owners('log_steps'):
+        device.watch(cls, 'log_steps', 'logging')
     for cls in owners('save'):
-        if 'train' in vars(cls): device.watch(cls, 'save', 'checkpoint')
-    for cls in owners('train_round'): device.watch(cls, 'train_round', 'round, the rest of it')
+        if 'train' in vars(cls):
+            device.watch(cls, 'save', 'checkpoint')
+    for cls in owners('train_round'):
+        device.watch(cls, 'train_round', 'round, the rest of it')
     device.watch(SupernetEvaluator, '__call__', 'evaluation call')
-    for module, name in holders(train_filter): device.watch(module, name, 'filter training')
+    for module, name in holders(train_filter):
+        device.watch(module, name, 'filter training')
     device.watch(PathFilter, 'is_weak', 'classified batch', unless=['filter training'])
     device.watch(torch.optim.Adam, 'step', 'iteration of filter training')
 
@@ -82,7 +88,8 @@ def legible(monkeypatch, reject=()):
         rounds.append(filt.verdict)
         return history
     monkeypatch.setattr(SupernetEvaluator, '__call__', scores)
-    for module, name in holders(train): monkeypatch.setattr(module, name, trained)
+    for module, name in holders(train):
+        monkeypatch.setattr(module, name, trained)
     return rounds
 
 
@@ -133,9 +140,11 @@ def test_fused_kernels_ask_for_equal_strides():
             p = nn.Parameter(torch.rand(2, 3, 4, 4, device='cuda'))
             p.grad = torch.rand(2, 3, 4, 4, device='cuda').contiguous(memory_format=layout)
             optimizer = torch.optim.SGD([p], lr=.1, fused=True)
-            if layout == torch.contiguous_format: optimizer.step()
+            if layout == torch.contiguous_format:
+                optimizer.step()
             else:
-                with pytest.raises(RuntimeError, match='strides'): optimizer.step()
+                with pytest.raises(RuntimeError, match='strides'):
+                    optimizer.step()
 
 
 WAITING = {
@@ -175,15 +184,18 @@ def test_waits_are_counted(what):
 def test_seeded_leaves_gpus_as_they_were():
     "Within: equal numbers on the current GPU. Afterwards: what would have come anyway, on all."
     with simgpu.gpu(2):
-        draw = lambda i: torch.rand(3, device=f'cuda:{i}').tolist()
+        def draw(i): return torch.rand(3, device=f'cuda:{i}').tolist()
         torch.manual_seed(0)
         expected = [draw(0), draw(1)]
         torch.manual_seed(0)
-        with seeded(0, 'dropout'): inside = draw(0)
+        with seeded(0, 'dropout'):
+            inside = draw(0)
         assert [draw(0), draw(1)] == expected
-        with seeded(0, 'dropout'): assert draw(0) == inside
+        with seeded(0, 'dropout'):
+            assert draw(0) == inside
         torch.cuda.set_device(1)
-        with seeded(0, 'dropout'): assert draw(1) == inside
+        with seeded(0, 'dropout'):
+            assert draw(1) == inside
     assert inside != expected[0]
 
 
@@ -191,7 +203,8 @@ def test_a_gpu_that_is_named_becomes_the_current_one(tmp_path):
     "A run on cuda:1 takes nothing of cuda:0."
     with simgpu.gpu(2) as device:
         assert get_device('auto') == torch.device('cuda') and device.current == 0
-        with pytest.raises(InputError, match='2 GPUs'): get_device('cuda:2')
+        with pytest.raises(InputError, match='2 GPUs'):
+            get_device('cuda:2')
         train_supernet(make_config('demo', **{**TOY, 'method': 'spos', 'epochs': 1, 'device': 'cuda:1', 'run_dir': str(tmp_path)}),
                        report=None)
         assert device.current == 1
@@ -201,8 +214,10 @@ def test_images_and_labels_are_on_one_device():
     "Otherwise the first evaluation would fail, an epoch later."
     with simgpu.gpu():
         net, x, y = SuperNet(get_space('toy')).to('cuda'), torch.rand(4, 3, 16, 16), torch.zeros(4, dtype=torch.long)
-        with pytest.raises(InputError, match='one device'): SupernetEvaluator(net, x.to('cuda'), y)
-        with pytest.raises(InputError, match='one device'): SupernetEvaluator(net, x.to('cuda'), y.to('cuda'), x)
+        with pytest.raises(InputError, match='one device'):
+            SupernetEvaluator(net, x.to('cuda'), y)
+        with pytest.raises(InputError, match='one device'):
+            SupernetEvaluator(net, x.to('cuda'), y.to('cuda'), x)
         SupernetEvaluator(net, x.to('cuda'), y.to('cuda'), x.to('cuda'))
 
 
@@ -215,7 +230,8 @@ def test_every_method_trains(tmp_path, method):
     assert run.status == 'ended' and run.events('step').loss.notna().all()
     no_waits(device, 'training step')
     phases = dict(greedynas=['evaluation call'], greedynasv2=['evaluation call', 'filter training', 'classified batch'])
-    for phase in phases.get(method, []): no_waits(device, phase)
+    for phase in phases.get(method, []):
+        no_waits(device, phase)
 
 
 @pytest.mark.slow
@@ -269,7 +285,8 @@ def test_the_old_tighten_is_caught(monkeypatch):
         filt.tighten(paths, .3)
         assert .2 < (~filt.is_weak(paths)).float().mean() < .4
         monkeypatch.setattr(PathFilter, 'tighten', old)
-        with pytest.raises(RuntimeError, match='same device'): filt.tighten(paths, .3)
+        with pytest.raises(RuntimeError, match='same device'):
+            filt.tighten(paths, .3)
 
 
 @pytest.mark.slow
@@ -287,9 +304,11 @@ def test_filters_train_without_waiting(recipe):
             history = train_filter(filt, weak, unlabelled, recipe)
         assert sum(device.waits.values()) <= LIMITS['filter training'], device.places().to_string()
         assert history.loss[1:].notna().all() and history.step.iloc[-1] <= 12
-        with torch.no_grad(): filt.mlp[2].bias.fill_(math.nan)
+        with torch.no_grad():
+            filt.mlp[2].bias.fill_(math.nan)
         before = [p.tolist() for p in filt.parameters()]
-        with pytest.raises(InputError, match='became nan'): train_filter(filt, weak, unlabelled, recipe)
+        with pytest.raises(InputError, match='became nan'):
+            train_filter(filt, weak, unlabelled, recipe)
         assert repr([p.tolist() for p in filt.parameters()]) == repr(before)
 
 
@@ -314,7 +333,8 @@ def test_planted_faults_are_caught(tmp_path, monkeypatch):
     cfg = make_config('demo', **{**TOY, 'method': 'spos', 'epochs': 1})
     loss_of = nn.CrossEntropyLoss.forward
     monkeypatch.setattr(nn.CrossEntropyLoss, 'forward', lambda self, z, y: loss_of(self, z, y.cpu()))
-    with pytest.raises(RuntimeError, match='same device'): on_gpu(cfg.replace(run_dir=str(tmp_path/'mixed')), train_supernet)
+    with pytest.raises(RuntimeError, match='same device'):
+        on_gpu(cfg.replace(run_dir=str(tmp_path/'mixed')), train_supernet)
 
     def waits(self, z, y):
         loss = loss_of(self, z, y)
@@ -348,10 +368,13 @@ def measured(folder):
 
 def main():
     "Print waits a call."
-    with tempfile.TemporaryDirectory() as folder: found = measured(Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        found = measured(Path(folder))
     for name, device in found.items():
         print(f'\n{name}\n{device.table().to_string(index=False)}')
-        if 'places' in sys.argv: print(device.places().to_string(index=False))
+        if 'places' in sys.argv:
+            print(device.places().to_string(index=False))
 
 
-if __name__ == '__main__': main()
+if __name__ == '__main__':
+    main()

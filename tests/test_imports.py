@@ -1,10 +1,23 @@
 "Who imports whom: the studies next to the library and never below it, only lower numbers, and no torch where a watcher is."
-import ast, subprocess, sys
+import ast
+import subprocess
+import sys
 
 import pytest
 
-from import_graph import (NOT_YET, PACKAGES, PAGE, ROOT, WITHOUT_TORCH, edges, imported, needs_torch, numbers,
-                          page_with_graph, parse)
+from import_graph import (
+    NOT_YET,
+    PACKAGES,
+    PAGE,
+    ROOT,
+    WITHOUT_TORCH,
+    edges,
+    imported,
+    needs_torch,
+    numbers,
+    page_with_graph,
+    parse,
+)
 
 LOADS_TORCH = 'import sys, greedynasv2.{}; sys.exit("torch" in sys.modules)'
 

@@ -17,7 +17,8 @@ NAMES = 'ID', 'MB3_K3', 'MB3_K5_SE', 'MB6_K3'          # of the toy space, here 
 def alike(*pairs, n_layers=4, n_ops=4):
     "Similarities that are 0 but for pairs (layer, op, op, similarity)."
     sim = torch.eye(n_ops).repeat(n_layers, 1, 1)
-    for layer, i, j, s in pairs: sim[layer, i, j] = sim[layer, j, i] = s
+    for layer, i, j, s in pairs:
+        sim[layer, i, j] = sim[layer, j, i] = s
     return sim
 
 
@@ -31,7 +32,9 @@ def test_similarity_is_the_cosine():
     space = get_space('toy')
     filt = PathFilter(space, dim=6)
     with torch.no_grad():
-        filt.common.zero_(); filt.own[1, 2] = 3*filt.own[1, 0]; filt.own[2, 3] = 0
+        filt.common.zero_()
+        filt.own[1, 2] = 3*filt.own[1, 0]
+        filt.own[2, 3] = 0
     sim, E = similarity(filt), filt.embedding.detach()
     for layer in range(4):
         for i in range(4):
@@ -110,7 +113,8 @@ def test_cap():
 def test_an_op_stays_in_every_layer():
     "When everything is alike, the cheapest op of each layer is left, round after round."
     space = get_space('toy')
-    for _ in range(2): apply_merges(plan_merges(torch.ones(4, 4, 4), space), space)
+    for _ in range(2):
+        apply_merges(plan_merges(torch.ones(4, 4, 4), space), space)
     assert space.size == 1 and space.alive[:, 0].all()
 
 
@@ -133,7 +137,8 @@ def test_nan_is_not_similar():
 def test_planning_changes_nothing():
     "Neither a plan nor a what-if touches the space."
     space = get_space('toy')
-    plan_merges(torch.ones(4, 4, 4), space); what_if(torch.ones(4, 4, 4), space)
+    plan_merges(torch.ones(4, 4, 4), space)
+    what_if(torch.ones(4, 4, 4), space)
     assert space == get_space('toy')
 
 
@@ -172,7 +177,8 @@ def test_applying_frees_weights_and_optimizer_state():
     held = {id(p) for g in optimizer.param_groups for p in g['params']}
     assert not held & {id(p) for p in gone} and held == {id(p) for p in net.parameters()}
     assert space.size == 3*4*3*4 and net.n_params == space.n_params
-    with pytest.raises(InputError, match='was dropped'): net(torch.randn(1, 3, 16, 16), space.encode('3000'))
+    with pytest.raises(InputError, match='was dropped'):
+        net(torch.randn(1, 3, 16, 16), space.encode('3000'))
 
 
 @pytest.mark.parametrize('row, says', [
@@ -190,7 +196,8 @@ def test_all_or_nothing(row, says):
     net = SuperNet(space)
     before = space.to_json(), net.n_params
     plan = pd.DataFrame([(0, 'MB3_K3', 'MB6_K3'), row], columns=['layer', 'kept', 'removed'])
-    with pytest.raises(InputError, match=says): apply_merges(plan, space, net)
+    with pytest.raises(InputError, match=says):
+        apply_merges(plan, space, net)
     assert (space.to_json(), net.n_params) == before
 
 
@@ -207,8 +214,10 @@ def test_other_space_and_other_tables_are_refused():
     "A supernet of another space object, or a table that is no plan."
     space = get_space('toy')
     plan = plan_merges(alike((0, 1, 3, .95)), space)
-    with pytest.raises(InputError, match='must share the space'): apply_merges(plan, space, SuperNet(get_space('toy')))
-    with pytest.raises(InputError, match='lacks removed'): apply_merges(plan.drop(columns='removed'), space)
+    with pytest.raises(InputError, match='must share the space'):
+        apply_merges(plan, space, SuperNet(get_space('toy')))
+    with pytest.raises(InputError, match='lacks removed'):
+        apply_merges(plan.drop(columns='removed'), space)
     assert space.size == 256
 
 
@@ -220,7 +229,8 @@ def test_other_space_and_other_tables_are_refused():
     (dict(vetoes=[(0, 'ID', 'MB3_K4')]), "Unknown op of toy 'MB3_K4'")])
 def test_bad_input(kwargs, says):
     "The sentence says what was given and what is allowed."
-    with pytest.raises(InputError, match=says): plan_merges(alike(), get_space('toy'), **kwargs)
+    with pytest.raises(InputError, match=says):
+        plan_merges(alike(), get_space('toy'), **kwargs)
 
 
 def test_what_if():

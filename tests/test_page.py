@@ -1,5 +1,7 @@
 "A page that is left open: figures of a live run in JupyterLab, whatever happens to the window, and the table of runs."
-import os, re, time
+import os
+import re
+import time
 
 import pytest
 
@@ -40,7 +42,8 @@ def tabs_of(page):
 
 def show_tab(page, tab):
     "Click on a tab, if there are tabs."
-    if tab: page.click(f'.widget-tab .lm-TabBar-tabLabel:text-is("{tab}")')
+    if tab:
+        page.click(f'.widget-tab .lm-TabBar-tabLabel:text-is("{tab}")')
 
 
 def rounds_of(run): return len(run.events('round'))
@@ -61,7 +64,8 @@ def go_through(page, name, run, folder, seconds):
                 at = f'{name} {tab}'.strip() + f', {width} px, {theme}'
                 recorder.look(at, max(1.5, seconds/24))
                 page.screenshot(path=folder/f'{at.replace(", ", "_").replace(" ", "_")}.png')
-                if theme == 'dark': continue
+                if theme == 'dark':
+                    continue
                 for shown in [False] if width < 700 else [True, False]:
                     recorder.label(f'{at}, sidebar {"shown" if shown else "hidden"}')
                     set_sidebar(page, shown)
@@ -83,7 +87,8 @@ def gallery(tmp_path_factory):
         with jupyter_lab(folder) as address, chromium() as context:
             until(lambda: (made.run_dir/'events.jsonl').exists(), 120, 'the run')
             yield made, address, context
-    finally: made.end()
+    finally:
+        made.end()
 
 
 @needs_browser
@@ -95,8 +100,10 @@ def test_figures_stand_where_they_should(gallery, name, capsys):
     folder = made.folder
     blank = f'blank_{name}'
     notebook(folder/f'{blank}.ipynb', ['1 + 1'])
-    if name == 'board': notebook(folder/'board.ipynb', ['from greedynasv2.widgets import Dashboard', f'Dashboard(root={str(folder/"runs")!r})'])
-    else: notebook(folder/f'{name}.ipynb', name, run_dir=str(made.run_dir))
+    if name == 'board':
+        notebook(folder/'board.ipynb', ['from greedynasv2.widgets import Dashboard', f'Dashboard(root={str(folder/"runs")!r})'])
+    else:
+        notebook(folder/f'{name}.ipynb', name, run_dir=str(made.run_dir))
     traffic = {}
     for source in blank, blank, name:                  # at the second look a kernel is there, as for the notebook itself
         page = context.new_page()
@@ -113,7 +120,8 @@ def test_figures_stand_where_they_should(gallery, name, capsys):
     page.wait_for_selector('.js-plotly-plot .main-svg', timeout=120_000)
     until(lambda: rounds_of(made.run) > 0, 120, 'a round')
     recorder = go_through(page, name, made.run, folder, 60 if ACCEPT else 40)
-    with capsys.disabled(): print(f'\n  {name}: {recorder.samples} looks, lowest figure {recorder.least:.0f} px, pictures in {folder}')
+    with capsys.disabled():
+        print(f'\n  {name}: {recorder.samples} looks, lowest figure {recorder.least:.0f} px, pictures in {folder}')
     assert made.run.status == 'running' and recorder.samples > 200
     assert not recorder.found, '\n'.join(recorder.found)
     assert recorder.least >= 200
@@ -138,9 +146,9 @@ def test_home_by_mouse_and_keyboard(gallery):
     open_notebook(page, address('home.ipynb'))
     run_cells(page)
     page.wait_for_selector('.nas-runs tbody tr', timeout=120_000)
-    row = lambda name: page.locator('.nas-runs tbody tr', has=page.locator(f'td:text-is("{name}")'))
-    names = lambda: page.locator('.nas-runs tbody tr td:first-child').all_inner_texts()
-    cell = lambda name, column: row(name).locator(f'td[data-column={column}]').inner_text()
+    def row(name): return page.locator('.nas-runs tbody tr', has=page.locator(f'td:text-is("{name}")'))
+    def names(): return page.locator('.nas-runs tbody tr td:first-child').all_inner_texts()
+    def cell(name, column): return row(name).locator(f'td[data-column={column}]').inner_text()
     assert row('live').get_attribute('aria-selected') == 'true' and cell('live', 'state') == 'running'
     step = cell('live', 'step')
     until(lambda: cell('live', 'step') != step, 30, 'the next steps in the table')
@@ -179,7 +187,7 @@ def test_home_by_mouse_and_keyboard(gallery):
     assert 'Last heard of at' in text(page, '.nas-status') and page.locator('.nas-stop').is_disabled()
     assert 'nothing to stop' in page.locator('.nas-stop').get_attribute('title')
     row('live').click()
-    age = lambda: re.search(r'heartbeat (\d+) s ago', text(page, '.nas-status'))[1]
+    def age(): return re.search(r'heartbeat (\d+) s ago', text(page, '.nas-status'))[1]
     until(lambda: 'heartbeat' in text(page, '.nas-status'), 20, 'the live run')
     first = age()
     until(lambda: age() != first, 10, 'a heartbeat that ticks')

@@ -1,5 +1,7 @@
 "The reproduction on a tiny budget: digits instead of CIFAR-10, everything else as it is."
-import hashlib, json, shutil
+import hashlib
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from greedynasv2_studies.reproduce import budget_of, reproduce, reproduce_growth
 TINY = budget_of(data='digits', image_size=8, n_train=320, batch_size=32, epochs=4, warmup_epochs=2, q_epochs=2, m=60, n_valid=40,
                  filter_dim=8, lr_warmup=0)
 PLAN = {'spos-0': dict(method='spos', seed=0), 'greedynasv2-0': dict(method='greedynasv2', seed=0)}
-quiet = lambda line: None
+def quiet(line): return None
 ROOT = Path(__file__).resolve().parent.parent
 PUBLISHED = ROOT/'results'/'nasbench_macro.json'
 pytestmark = pytest.mark.slow
@@ -50,7 +52,7 @@ def test_a_plan_is_carried_out_once(tmp_path):
 def test_larger_spaces(tmp_path):
     "The networks found, and pairs of ops in the first space, once both its runs are there."
     where, enough = (tmp_path/'results', tmp_path/'runs'), dict(image_size=16, m=300, aligned=True, q_label=.5, filter_iters=0)     # for a filter
-    budget = lambda space: {**TINY, **enough, 'space': space}
+    def budget(space): return {**TINY, **enough, 'space': space}
     how = dict(spaces=('toy',), budget=budget, plan=lambda space: (PLAN, {}), n_images=20, n_final=40, n_evals=10, epochs=1, n_train=320, alike=dict(n_images=20, n_calibration=20, n=2, n_paths=5, n_random=40))
     assert reproduce_growth(*where, missing=False, **how) == ({'toy': {}}, None)
     for name, changes in PLAN.items():                        # trained here: what notebooks do is tested above
@@ -93,8 +95,11 @@ def test_what_is_published_follows_from_published_runs(tmp_path, data_file):
     again, published = (json.loads(f.read_text()) for f in (tmp_path/'nasbench_macro.json', PUBLISHED))
     assert list(again['runs']) == list(published['runs']) and published['runs']
     for name, run in published['runs'].items():
-        for key in ('rank', 'shares', 'tau', 'tau_by_loss', 'found', 'unfiltered'): assert again['runs'][name][key] == run[key], (name, key)
+        for key in ('rank', 'shares', 'tau', 'tau_by_loss', 'found', 'unfiltered'):
+            assert again['runs'][name][key] == run[key], (name, key)
     assert [c['claim'] for c in again['claims']] == [c['claim'] for c in published['claims']]
-    told = lambda found: {c['claim']: c['ours'] for c in found['claims'] if not c['claim'].startswith('filters that reject')}     # a filter's edge
+    def told(found):
+        return {c['claim']: c['ours'] for c in found['claims'] if not c['claim'].startswith('filters that reject')}     # a filter's edge
     assert told(again) == told(published)
-    for key in 'growth', 'alike', 'the_same': assert again[key] == published[key], key
+    for key in 'growth', 'alike', 'the_same':
+        assert again[key] == published[key], key

@@ -1,5 +1,12 @@
 "Retraining follows its recipes, survives what may happen to it, and what it exports can be loaded by anyone."
-import json, os, random, re, signal, subprocess, sys, time
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,8 +17,19 @@ from torch import nn
 
 from greedynasv2.core import InputError
 from greedynasv2.data import load_data
-from greedynasv2.retraining import (Retrainer, as_markdown, export_network, export_onnx, export_program, find_arch, load_retrain,
-                                 network_svg, retrain, retrain_config, retrained)
+from greedynasv2.retraining import (
+    Retrainer,
+    as_markdown,
+    export_network,
+    export_onnx,
+    export_program,
+    find_arch,
+    load_retrain,
+    network_svg,
+    retrain,
+    retrain_config,
+    retrained,
+)
 from greedynasv2.runs import Run, pack, same_events
 from greedynasv2.spaces import get_space, read_arch, write_arch
 from greedynasv2.supernet import SuperNet, load_network
@@ -56,14 +74,15 @@ def test_recipes_are_the_papers(arch):
     assert (mobile.weight_decay, mobile.decay_all, mobile.dropout, mobile.label_smoothing) == (1e-5, False, .2, .1)
     assert (resnet.optimizer, resnet.lr, resnet.batch_size, resnet.epochs, resnet.schedule) == ('sgd', .6, 1536, 240, 'cosine')
     assert (resnet.weight_decay, resnet.warmup_epochs, resnet.dropout, resnet.momentum) == (1e-4, 5, 0, .9)
-    for cfg in (mobile, resnet): assert (cfg.ema_decay, cfg.auto_augment, cfg.erase) == (.9999, 'original', .2)
+    for cfg in (mobile, resnet):
+        assert (cfg.ema_decay, cfg.auto_augment, cfg.erase) == (.9999, 'original', .2)
 
 
 def test_the_network_chooses_the_recipe(tmp_path, arch):
     "Bottlenecks get the recipe of ResNets, digits the demo."
     space = get_space('res50se', width=.25)
     write_arch(tmp_path/'res'/'arch.json', space, space.sample(1)[0])
-    chosen = lambda file, data: retrain_config(arch=str(file), data=data).recipe
+    def chosen(file, data): return retrain_config(arch=str(file), data=data).recipe
     assert (chosen(tmp_path/'res', 'cifar10'), chosen(arch, 'cifar10'), chosen(arch, 'digits')) == ('resnet', 'mobile', 'demo')
 
 
@@ -83,7 +102,7 @@ def test_recipes_become_timms_parts(tmp_path, arch, recipe):
     if recipe == 'mobile':
         assert type(trainer.optimizer).__name__ == 'RMSpropTF' and groups[0]['eps'] == 1e-3 and groups[0]['momentum'] == .9
         assert kinds == {0.: {True}, 1e-5: {False}}
-        n = lambda epoch: round(epoch * per_epoch) // round(cfg.decay_epochs * per_epoch, 9)
+        def n(epoch): return round(epoch * per_epoch) // round(cfg.decay_epochs * per_epoch, 9)
         assert lr[3] == pytest.approx(.048 * .97**n(24), rel=1e-6) and lr[4] < lr[3] < lr[2]
     else:
         assert type(trainer.optimizer).__name__ == 'SGD' and groups[0]['nesterov'] and set(kinds) == {1e-4}
@@ -105,15 +124,19 @@ def test_mobile_recipe_takes_steps(tmp_path, arch):
 def test_augmentation_follows_seed_epoch_and_image():
     "With AutoAugment and erasing: the same pixels in any process and from any batch on, others in another epoch."
     data, more = load_data('digits', 16, seed=3).joined(60), dict(policy='original', erase=.5)
-    pixels = lambda **kw: [x for x, _ in data.batches(20, **{'epoch': 1, **more, **kw})]
+    def pixels(**kw): return [x for x, _ in data.batches(20, **{'epoch': 1, **more, **kw})]
     one = pixels()
     random.random()                                   # what the rest of the program draws does not matter
     assert all(torch.equal(a, b) for a, b in zip(one, pixels(), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(one, pixels(n_workers=2), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(one[1:], pixels(start=1), strict=True))
-    for other in (dict(epoch=2), dict(policy=''), dict(erase=0.)): assert not torch.equal(one[0], pixels(**other)[0])
-    random.seed(1); a = random.random()
-    random.seed(1); pixels(); assert random.random() == a
+    for other in (dict(epoch=2), dict(policy=''), dict(erase=0.)):
+        assert not torch.equal(one[0], pixels(**other)[0])
+    random.seed(1)
+    a = random.random()
+    random.seed(1)
+    pixels()
+    assert random.random() == a
 
 
 def test_erasing_leaves_the_rest_alone():
@@ -150,10 +173,13 @@ def test_killed_at_any_moment_it_ends_the_same(tmp_path, arch, start):
         process, steps = start(cfg), rng.randint(6, 12)
         events = tmp_path/'killed'/'events.jsonl'
         before = events.stat().st_size if events.exists() else 0
-        while process.poll() is None and (not events.exists() or events.stat().st_size < before + 150*steps): time.sleep(.01)
-        if process.poll() is None: process.send_signal(signal.SIGKILL)
+        while process.poll() is None and (not events.exists() or events.stat().st_size < before + 150*steps):
+            time.sleep(.01)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
         assert process.communicate()[1] is not None and process.returncode in (0, -signal.SIGKILL)
-        if process.returncode == 0: break
+        if process.returncode == 0:
+            break
         kills.append(Run.open(tmp_path/'killed').checkpoint())
     assert any(k and k[0] for k in kills)             # at least one in the middle of training
     killed = retrain(cfg, report=None)
@@ -168,11 +194,13 @@ def test_dead_where_it_hurts(tmp_path, arch, monkeypatch, whole, place, call):
     old, calls = getattr(Retrainer, name), []
     def dies(self, *args):
         calls.append(0)
-        if len(calls) == call: raise SystemExit(9)
+        if len(calls) == call:
+            raise SystemExit(9)
         return old(self, *args)
     monkeypatch.setattr(Retrainer, name, dies)
     monkeypatch.setattr(Run, 'finish', lambda self, *args, **kw: self.close())       # a dead process writes no last words
-    with pytest.raises(SystemExit): retrain(cfg, report=None)
+    with pytest.raises(SystemExit):
+        retrain(cfg, report=None)
     monkeypatch.undo()
     assert Run.open(cfg.run_dir).status == 'dead'
     cut = retrain(cfg, report=None)
@@ -188,7 +216,8 @@ def test_stopped_by_control_it_goes_on(tmp_path, arch, whole, stop_at):
     assert cut.status == 'ended' and same_weights(weights(whole), weights(cut))
     said = []
     assert retrain(cfg, report=said.append).results == cut.results and 'has ended already' in said[0]
-    with pytest.raises(InputError, match='holds a run of another config: lr'): retrain(cfg.replace(lr=.5), report=None)
+    with pytest.raises(InputError, match='holds a run of another config: lr'):
+        retrain(cfg.replace(lr=.5), report=None)
 
 
 def test_losses_that_are_no_numbers(tmp_path, arch):
@@ -197,10 +226,12 @@ def test_losses_that_are_no_numbers(tmp_path, arch):
     step, kept = trainer.train_step, {}
     def sometimes(x, y):
         bad = trainer.step in (6, 7)
-        if bad: kept.update({k: v.clone() for k, v in trainer.state()[0].items() if not k.startswith('model.') or 'running' not in k})
+        if bad:
+            kept.update({k: v.clone() for k, v in trainer.state()[0].items() if not k.startswith('model.') or 'running' not in k})
         step(x * float('inf') if bad else x, y)
         now = trainer.state()[0]
-        if bad: assert all(torch.equal(v, now[k]) for k, v in kept.items() if 'num_batches' not in k)
+        if bad:
+            assert all(torch.equal(v, now[k]) for k, v in kept.items() if 'num_batches' not in k)
     trainer.train_step = sometimes
     run = trainer.train()
     assert kept and run.status == 'ended' and run.events('warning').message.str.contains('2 of 5 steps were skipped').any()
@@ -208,7 +239,8 @@ def test_losses_that_are_no_numbers(tmp_path, arch):
     trainer = Retrainer(small(arch, tmp_path/'all'), report=None)
     criterion = trainer.criterion
     trainer.criterion = lambda logits, y: criterion(logits, y) * (float('nan') if trainer.step >= 12 else 1)
-    with pytest.raises(InputError, match='consecutive losses were not finite'): trainer.train()
+    with pytest.raises(InputError, match='consecutive losses were not finite'):
+        trainer.train()
     assert Run.open(tmp_path/'all').status == 'stopped'
 
 
@@ -220,14 +252,16 @@ def test_inherited_weights(tmp_path, arch):
     found = read_arch(arch)
     torch.manual_seed(0)
     net = SuperNet(space)
-    with Run.create(arch.parent/'supernet', dict(method='spos'), space) as run: run.save(0, pack('net', net.state_dict()))
+    with Run.create(arch.parent/'supernet', dict(method='spos'), space) as run:
+        run.save(0, pack('net', net.state_dict()))
     write_arch(arch, space, found.path, run='supernet')
     cfg = small(arch, tmp_path/'heir', inherit='arch')
     trainer = Retrainer(cfg, report=None)
     assert all(torch.equal(v, trainer.net.state_dict()[k]) for k, v in net.subnet(found.path).state_dict().items())
     def dies(x, y): raise SystemExit(9)
     trainer.train_step = dies
-    with pytest.raises(SystemExit): trainer.train()
+    with pytest.raises(SystemExit):
+        trainer.train()
     with Run.create(arch.parent/'supernet', dict(method='spos'), space, resume=True) as run:
         run.save(1, pack('net', SuperNet(space).state_dict()))
     again = Retrainer(cfg, report=None)
@@ -239,7 +273,8 @@ def test_a_dropped_op_is_not_inherited(tmp_path, arch):
     "A path that the supernet no longer has is refused with a sentence, and no run folder is made."
     space = get_space('toy')
     space.drop(0, 1)
-    with Run.create(tmp_path/'supernet', dict(method='spos'), space) as run: run.save(0, pack('net', SuperNet(space).state_dict()))
+    with Run.create(tmp_path/'supernet', dict(method='spos'), space) as run:
+        run.save(0, pack('net', SuperNet(space).state_dict()))
     with pytest.raises(InputError, match='was dropped from layer 0'):
         retrain(small(arch, tmp_path/'run', inherit=str(tmp_path/'supernet')), report=None)
     assert not (tmp_path/'run').exists()
@@ -262,8 +297,10 @@ def test_bad_input_is_answered_with_a_sentence(tmp_path, arch):
     good = json.loads(arch.read_text())
     def refused(says, text=None, **changes):
         file = arch if text is None else tmp_path/'bad.json'
-        if text is not None: file.write_text(text)
-        with pytest.raises(InputError, match=says): retrain(small(file, tmp_path/'run', **changes), report=None)
+        if text is not None:
+            file.write_text(text)
+        with pytest.raises(InputError, match=says):
+            retrain(small(file, tmp_path/'run', **changes), report=None)
         assert not (tmp_path/'run').exists()
     refused('cannot be read as arch.json', '{"space": ')
     refused('is no arch.json: it lacks', '{"model": "resnet50"}')
@@ -276,24 +313,30 @@ def test_bad_input_is_answered_with_a_sentence(tmp_path, arch):
     refused('is no run: it has no config.json', inherit=str(tmp_path/'nothing'))
     refused("Did you mean 'cosine'", schedule='cosin')
     refused('needs at least 2 images', batch_size=1)
-    with Run.create(tmp_path/'empty', dict(method='spos'), get_space('toy')): pass
+    with Run.create(tmp_path/'empty', dict(method='spos'), get_space('toy')):
+        pass
     refused('has no weights of a supernet to inherit', inherit=str(tmp_path/'empty'))
     wide = get_space('toy', width=2.)
-    with Run.create(tmp_path/'wide', dict(method='spos'), wide) as run: run.save(0, pack('net', SuperNet(wide).state_dict()))
+    with Run.create(tmp_path/'wide', dict(method='spos'), wide) as run:
+        run.save(0, pack('net', SuperNet(wide).state_dict()))
     refused('do not fit: its space is toy', inherit=str(tmp_path/'wide'))
-    with pytest.raises(InputError, match='is no retraining run'): export_network(tmp_path/'wide')
-    with pytest.raises(InputError, match='is no run'): export_network(tmp_path)
+    with pytest.raises(InputError, match='is no retraining run'):
+        export_network(tmp_path/'wide')
+    with pytest.raises(InputError, match='is no run'):
+        export_network(tmp_path)
 
 
 def test_weights_that_do_not_fit_are_not_exported(tmp_path, arch):
     "A checkpoint of another network in a run folder, and a run that has none."
     cfg = small(arch, tmp_path/'run')
     trainer = Retrainer(cfg, report=None)
-    with pytest.raises(InputError, match='has no checkpoint yet'): export_network(tmp_path/'run')
+    with pytest.raises(InputError, match='has no checkpoint yet'):
+        export_network(tmp_path/'run')
     tensors, meta = trainer.state()
     trainer.run.save(0, {k: v.new_zeros(3) if k == 'ema.head.4.weight' else v for k, v in tensors.items()}, meta)
     trainer.run.close()
-    with pytest.raises(InputError, match='The network in the checkpoint does not fit'): export_network(tmp_path/'run')
+    with pytest.raises(InputError, match='The network in the checkpoint does not fit'):
+        export_network(tmp_path/'run')
 
 
 # --- export
@@ -338,7 +381,8 @@ def test_the_program_takes_any_number_of_images(exported):
         x = torch.randn(n, 3, 16, 16)
         assert torch.allclose(program(x), model(x), atol=1e-5)
     wrong = nn.Sequential(nn.Flatten(), nn.Dropout(.5))      # gives other outputs each time
-    with pytest.raises(InputError, match='gives other outputs'): export_program(wrong.train(), torch.rand(2, 3, 4, 4), folder/'wrong.pt2')
+    with pytest.raises(InputError, match='gives other outputs'):
+        export_program(wrong.train(), torch.rand(2, 3, 4, 4), folder/'wrong.pt2')
     (folder/'wrong.pt2').unlink()
 
 
@@ -370,7 +414,8 @@ def test_the_model_card(exported, tmp_path, monkeypatch, capsys):
     card = (folder/'README.md').read_text()
     arch = read_arch(folder/'arch.json')
     for said in (f'{arch.costs["flops"]:,}', f'{arch.costs["params"]:,}', f'{run.results["top1"]:.2f} %', 'demo: sgd', 'digits', '80.00 %',
-                 'network.svg', 'MB3\\_K3'): assert said in card, said
+                 'network.svg', 'MB3\\_K3'):
+        assert said in card, said
     monkeypatch.chdir(folder)
     Image.new('RGB', (16, 16)).save('image.png')
     exec(re.search('```python\n(.*?)```', card, re.S)[1], {})

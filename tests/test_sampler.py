@@ -33,9 +33,12 @@ def stub_filter(space, is_weak):
 
 def make(kind, space, seed=0):
     "A sampler of one kind, with an evaluator or a filter that depends on FLOPs."
-    if kind == 'uniform': return UniformSampler(space, seed)
-    if kind == 'fair': return FairSampler(space, seed)
-    if kind == 'greedy': return GreedySampler(space, by_flops(space), seed, pool_size=30)
+    if kind == 'uniform':
+        return UniformSampler(space, seed)
+    if kind == 'fair':
+        return FairSampler(space, seed)
+    if kind == 'greedy':
+        return GreedySampler(space, by_flops(space), seed, pool_size=30)
     return FilteredSampler(space, stub_filter(space, lambda p: space.flops(p) > 450_000), seed)
 
 
@@ -49,7 +52,8 @@ def test_resumes_to_the_bit(kind):
     ours, theirs = make(kind, space), make(kind, space, seed=5)
     ours.progress = .7
     ours.sample(33)
-    if kind == 'greedy': ours.steadiness()
+    if kind == 'greedy':
+        ours.steadiness()
     theirs.load_state_dict(load(save(ours.state_dict())))
     assert all(torch.equal(ours.sample(n), theirs.sample(n)) for n in (1, 7, 1, 50, 300))
     assert ours.take_stats() == theirs.take_stats() and ours.progress == theirs.progress
@@ -75,7 +79,8 @@ def test_a_saved_state_stays_as_it_was(kind):
 def test_seeds(kind):
     "The seed decides; the global generator is neither used nor moved."
     space = get_space('toy')
-    torch.manual_seed(0); expected = torch.rand(1)
+    torch.manual_seed(0)
+    expected = torch.rand(1)
     torch.manual_seed(0)
     one, same, other = (make(kind, space, seed).sample(60) for seed in (1, 1, 2))
     assert torch.equal(one, same) and not torch.equal(one, other)
@@ -90,8 +95,10 @@ def test_never_a_dropped_op(kind, refresh):
     sampler = make(kind, space)
     sampler.progress = 1.
     assert uses(sampler.sample(203), 0, 1)
-    space.drop(0, 1); space.drop(2, 0)
-    if refresh: sampler.refresh()
+    space.drop(0, 1)
+    space.drop(2, 0)
+    if refresh:
+        sampler.refresh()
     paths = sampler.sample(500)
     assert not uses(paths, 0, 1) and not uses(paths, 2, 0)
 
@@ -103,7 +110,8 @@ def test_any_number_in_pieces(kind):
     one, other = make(kind, space), make(kind, space)
     assert one.sample(0).shape == (0, 4)
     pieces = torch.cat([one.sample(n) for n in (1, 2, 3, 1, 9)])
-    if kind in ('fair', 'greedy'): assert torch.equal(pieces, other.sample(16))      # they draw in groups of their own
+    if kind in ('fair', 'greedy'):
+        assert torch.equal(pieces, other.sample(16))      # they draw in groups of their own
     assert pieces.shape == other.sample(16).shape == (16, 4) and pieces.dtype == torch.long
 
 
@@ -114,7 +122,8 @@ def test_states_are_not_mixed_up():
     sampler.sample(1), twin.sample(1)
     bad = {**sampler.state_dict(), 'generator': torch.zeros(3, dtype=torch.uint8)}
     for state in (make('greedy', space).state_dict(), FairSampler(get_space('mbse')).state_dict(), bad):
-        with pytest.raises(InputError): sampler.load_state_dict(state)
+        with pytest.raises(InputError):
+            sampler.load_state_dict(state)
     assert torch.equal(sampler.sample(50), twin.sample(50))
 
 
@@ -146,7 +155,8 @@ def test_uniform_is_uniform():
 def test_one_step_is_fair(dropped):
     "Of the alive ops of a layer none is used more than once more than another, and every one is used."
     space = get_space('toy')
-    for pair in dropped: space.drop(*pair)
+    for pair in dropped:
+        space.drop(*pair)
     sampler = FairSampler(space)
     assert sampler.paths_per_step == space.alive.sum(1).max()
     for _ in range(20):
@@ -170,7 +180,9 @@ def test_greedy_gives_the_best_k_of_m():
     "In order, one a step, and counts what it drew."
     space = get_space('toy')
     scored = []
-    def evaluate(paths): scored.append(paths); return by_flops(space)(paths)
+    def evaluate(paths):
+        scored.append(paths)
+        return by_flops(space)(paths)
     sampler = GreedySampler(space, evaluate, m=8, k=3)
     got = torch.cat([sampler.sample(1) for _ in range(3)])
     assert len(scored) == 1
@@ -206,7 +218,7 @@ def test_progress_moves_draws_into_the_pool():
     "Never at the start, four of five at the end; with an empty pool, uniform."
     space = get_space('mbse')
     sampler = GreedySampler(space, by_flops(space), m=1000, k=1, pool_size=1)
-    in_pool = lambda: (sampler._explore() == sampler.pool[0]).all(1).float().mean().item()
+    def in_pool(): return (sampler._explore() == sampler.pool[0]).all(1).float().mean().item()
     sampler.progress = 1.
     assert len(sampler._explore()) == 1000 and not len(sampler.pool)
     sampler.remember(space.encode(['0'*21]), torch.zeros(1))
@@ -302,7 +314,8 @@ def test_batches_follow_the_rate():
     for is_weak, low, high in [(lambda p: p[:, 0] > 8, 64, 160), (lambda p: p[:, :2].sum(1) > 1, 900, 1000)]:
         filt = stub_filter(space, is_weak)
         sampler = FilteredSampler(space, filt)
-        for _ in range(300): sampler.sample(1)
+        for _ in range(300):
+            sampler.sample(1)
         assert low <= filt.seen[-1] <= high
 
 
@@ -330,4 +343,5 @@ def test_a_real_filter():
     (lambda s: UniformSampler(s).sample(1.5), 'n is 1.5; it must be an int')])
 def test_bad_input(make_it, says):
     "The sentence says what was given and what is allowed."
-    with pytest.raises(InputError, match=says): make_it(get_space('toy'))
+    with pytest.raises(InputError, match=says):
+        make_it(get_space('toy'))

@@ -1,5 +1,6 @@
 "The numbers that others have published, to the last digit, and properties that hold for every space."
-import math, random
+import math
+import random
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ def test_supernet_params(name, n_params):
     "The table's sum, and the parameters of the modules that are really built."
     from greedynasv2.supernet import SuperNet
     space = get_space(name)
-    with torch.device('meta'): net = SuperNet(space)
+    with torch.device('meta'):
+        net = SuperNet(space)
     assert space.n_params == net.n_params == n_params
 
 
@@ -26,7 +28,8 @@ def test_res50se_supernet_params():
     "About 810M, and the table agrees with the modules."
     from greedynasv2.supernet import SuperNet
     space = get_space('res50se')
-    with torch.device('meta'): net = SuperNet(space)
+    with torch.device('meta'):
+        net = SuperNet(space)
     assert space.n_params == net.n_params
     assert round(space.n_params/1e6) == 810
 
@@ -42,7 +45,8 @@ def test_published_networks(name, ops, params, flops):
     space = get_space(name)
     path = space.encode(ops)
     assert (int(space.params(path)), int(space.flops(path))) == (params, flops)
-    with torch.device('meta'): counted = count_cost(SuperNet(space).subnet(path), 3, 224)
+    with torch.device('meta'):
+        counted = count_cost(SuperNet(space).subnet(path), 3, 224)
     assert counted == (flops, params)
 
 
@@ -79,7 +83,8 @@ def test_every_op_counted_by_torch(name):
     space = get_space(name)
     assert check_costs(space) == {}
     for op, layer in space.stem + space.head:
-        with torch.device('meta'): assert count_cost(build(op, layer), layer.c_in, layer.size) == op.cost(layer)
+        with torch.device('meta'):
+            assert count_cost(build(op, layer), layer.c_in, layer.size) == op.cost(layer)
 
 
 @pytest.mark.parametrize('name', FIVE)
@@ -89,7 +94,8 @@ def test_whole_network_counted_by_torch(name, change):
     from greedynasv2.blocks import count_cost
     from greedynasv2.supernet import SuperNet
     space = get_space(name, **change)
-    with torch.device('meta'): net = SuperNet(space)
+    with torch.device('meta'):
+        net = SuperNet(space)
     for path in space.sample(2, torch.Generator().manual_seed(0)):
         assert count_cost(net.subnet(path), 3, space.image_size) == (int(space.flops(path)), int(space.params(path)))
 
@@ -100,7 +106,8 @@ def test_paths_round_trip(name):
     space, rng = get_space(name), random.Random(0)
     for _ in range(space.n_ops*space.n_layers // 2):
         layer, op = rng.randrange(space.n_layers), rng.randrange(space.n_ops)
-        if space.alive[layer].sum() > 1: space.drop(layer, op)
+        if space.alive[layer].sum() > 1:
+            space.drop(layer, op)
     paths = space.sample(200, torch.Generator().manual_seed(0))
     assert space.alive[torch.arange(space.n_layers), paths].all()
     assert torch.equal(space.encode(space.decode(paths)), paths)
@@ -137,14 +144,16 @@ def test_smallest_spaces(ops, rows, size):
     assert check_costs(space) == {}
     scores = SupernetEvaluator(SuperNet(space), x, torch.tensor([0, 1, 2, 0]))(paths)
     assert scores.loss.isfinite().all()
-    plot_path(space.rows(paths[0])); plot_space(space.costs(), space.table(paths))
+    plot_path(space.rows(paths[0]))
+    plot_space(space.costs(), space.table(paths))
 
 
 def test_sampling_is_uniform():
     "Every alive op of every layer comes equally often, before and after drops."
     space = get_space('mbse')
     for drop in [(), (0, 3, 12)]:
-        for op in drop: space.drop(5, op)
+        for op in drop:
+            space.drop(5, op)
         paths = space.sample(130_000, torch.Generator().manual_seed(1))
         counts = torch.stack([(paths == op).sum(0) for op in range(13)], 1).double()
         expected = 130_000 / space.alive.sum(1, keepdim=True)
@@ -168,7 +177,8 @@ def test_own_space_travels_by_name():
     get_space('own').drop(0, 0)
     assert get_space('own').size == 8
     assert get_space('own', image_size=32).image_size == 32 and get_space('own', image_size=32).native_size == 16
-    with pytest.raises(InputError, match='built-in'): register_space('large', own)
+    with pytest.raises(InputError, match='built-in'):
+        register_space('large', own)
     SPACES.pop('own')
 
 
@@ -199,17 +209,19 @@ def test_own_space_travels_by_name():
     (lambda s: SearchSpace.from_spec({**s.spec, 'dropped': [[0, .5]]}), 'layer 0, op 0.5')])
 def test_bad_input_is_answered_with_a_sentence(bad, says):
     "What the caller can mend is an InputError that says how."
-    with pytest.raises(InputError, match=says): bad(get_space('mbse'))
+    with pytest.raises(InputError, match=says):
+        bad(get_space('mbse'))
 
 
 def test_hostile_names_are_shown_as_text():
     "A name is never HTML, in tables and figures alike."
-    from greedynasv2.spaces import conv_cost, register_op, KINDS
+    from greedynasv2.spaces import KINDS, conv_cost, register_op
     from greedynasv2.viz import plot_path, plot_space
     evil = '<img src=x onerror=alert(1)>'
     pattern = evil.replace('(', r'\(').replace(')', r'\)')
     register_op(pattern, cost=lambda op, l: conv_cost(l.c_in, l.c_out, 1, l.out_size))
     space = SearchSpace(evil, ['ID', evil], [('choice', 8, 2, 2)], image_size=8, n_classes=2)
     figures = plot_path(space.rows([1, 1])), plot_space(space.costs())
-    for text in (space._repr_html_(), *(fig.to_json() for fig in figures)): assert '<img' not in text
+    for text in (space._repr_html_(), *(fig.to_json() for fig in figures)):
+        assert '<img' not in text
     KINDS.popitem()

@@ -64,10 +64,12 @@ def pretend(folder):
     with Run.create(folder, dict(method='greedynasv2', seed=0, merge_threshold=.5, max_merges=0, beta=.9), get_facts('toy')) as run:
         run.log('start', step=0, n_steps=20)
         for r in range(2):
-            for step in range(10*r, 10*r + 10): run.log('step', step=step, epoch=r, loss=2/(1 + step), images_per_s=300.)
+            for step in range(10*r, 10*r + 10):
+                run.log('step', step=step, epoch=r, loss=2/(1 + step), images_per_s=300.)
             run.log('accept', step=10*r, rate=.5, drawn=10, kept=5)
             run.log('similarity', round=r, step=10*r, matrices=[alike]*4, better=[[0, 1, 0]])
-            if not r: run.log('merge', round=r, layer=2, kept='ID', removed='MB3_K3', similarity=.9, decision='merge')
+            if not r:
+                run.log('merge', round=r, layer=2, kept='ID', removed='MB3_K3', similarity=.9, decision='merge')
             run.log('round', round=r, step=10*r, q=.5, kept=.5, u=.9, kappa=.5, filter_loss=.1, verdict='', phi=[5, 3, 1],
                     merged=1 - r, ops=15, log10_size=2.3)
         run.finish('end', results=dict(best='0000'))
@@ -87,7 +89,8 @@ def test_the_front_door():
     listed = 'get_space SuperNet train_supernet search retrain Run Dashboard load_network TrainConfig make_config load_macro ' \
              'register_op register_space'
     assert set(listed.split()) <= set(greedynasv2.__all__) <= set(dir(greedynasv2))
-    with pytest.raises(AttributeError, match="no attribute 'get_spaces'; it offers .*get_space"): greedynasv2.get_spaces
+    with pytest.raises(AttributeError, match="no attribute 'get_spaces'; it offers .*get_space"):
+        greedynasv2.get_spaces
     assert in_fresh_process('from greedynasv2 import *; print(get_space("toy").size)') == ['256']
 
 

@@ -1,5 +1,5 @@
 "Every figure of the library in a browser, at every width that a page gives it: where its text stands."
-import inspect, json
+import inspect
 
 import numpy as np
 import pandas as pd

@@ -13,7 +13,7 @@ def additive_truth(space, n, q, seed=0, draw=0):
     "Paths of a space whose ops have additive scores: the weak share q of n random ones, and a judge of any path."
     g = torch.Generator().manual_seed(seed)
     score = torch.randn(space.n_ops, generator=g) + .7*torch.randn(space.n_layers, space.n_ops, generator=g)
-    of = lambda paths: score[torch.arange(space.n_layers), paths].sum(1)
+    def of(paths): return score[torch.arange(space.n_layers), paths].sum(1)
     threshold = of(space.sample(20_000, g)).quantile(q)
     paths = space.sample(n, g.manual_seed(seed + 1000 + draw))
     return paths[of(paths) < threshold], lambda paths: of(paths) < threshold
@@ -54,12 +54,14 @@ def test_training_repeats_goes_on_and_leaves_the_global_generator_alone():
     space = get_space('toy')
     weak, _ = additive_truth(space, 200, .7)
     u, cfg = space.sample(1000), FilterConfig(n_iters=20)
-    torch.manual_seed(0); expected = torch.rand(1)
+    torch.manual_seed(0)
+    expected = torch.rand(1)
     filters = [PathFilter(space, dim=8) for _ in range(2)]
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        for f in filters: train_filter(f, weak, u, cfg)
+        for f in filters:
+            train_filter(f, weak, u, cfg)
         assert torch.equal(torch.rand(1), expected)
         assert torch.equal(*[f.log_phi(u) for f in filters])
         first = filters[0].log_phi(u)
@@ -118,7 +120,8 @@ def test_a_filter_may_find_that_it_knows_best_already(monkeypatch):
     space = get_space('toy')
     filt, weak, u = PathFilter(space, dim=8), space.sample(60), space.sample(300)
     filt.rounds, before = 1, filt.log_phi(u)
-    held = lambda *args: vpu.pd.DataFrame(dict(loss=[-.5, 1.], kept_weak=[.1, .1], kept_all=[.5, .5], n=[60, 60]), index=vpu.pd.Index([0, 5], name='step'))
+    def held(*args):
+        return vpu.pd.DataFrame(dict(loss=[-.5, 1.], kept_weak=[.1, .1], kept_all=[.5, .5], n=[60, 60]), index=vpu.pd.Index([0, 5], name='step'))
     monkeypatch.setattr(vpu, 'cross_validate', held)
     history = train_filter(filt, weak, u, FilterConfig(n_iters=5))
     assert torch.equal(filt.log_phi(u), before) and filt.rounds == 2 and history.var_loss.notna().sum() == 1
@@ -138,7 +141,8 @@ def test_saved_and_loaded_with_verdict(tmp_path):
     "Weights, normalisation, rounds and verdict come back."
     space = get_space('toy')
     filt, paths = PathFilter(space, dim=8), space.sample(50)
-    filt.normalise(paths); filt.rounds, filt.verdict = 3, 'keeps <b>nothing</b>'
+    filt.normalise(paths)
+    filt.rounds, filt.verdict = 3, 'keeps <b>nothing</b>'
     filt.save(tmp_path/'f.safetensors')
     again = PathFilter.load(tmp_path/'f.safetensors', space)
     assert torch.equal(again.prob(paths), filt.prob(paths))
@@ -151,9 +155,14 @@ def test_bad_input_is_answered_with_a_sentence(tmp_path):
     filt, paths = PathFilter(space, dim=8), space.sample(10)
     for weak, u, says in [(paths[:0], paths, 'no weak paths'), (paths, paths[:0], 'no unlabelled paths'),
                           (get_space('mbse').sample(3), paths, r'given: \(3, 21\)')]:
-        with pytest.raises(InputError, match=says): train_filter(filt, weak, u)
+        with pytest.raises(InputError, match=says):
+            train_filter(filt, weak, u)
     (tmp_path/'x.safetensors').write_text('no filter')
-    with pytest.raises(InputError, match='cannot be read as a filter'): PathFilter.load(tmp_path/'x.safetensors', space)
-    with pytest.raises(InputError, match='cannot be read as a filter'): PathFilter.load(tmp_path/'nowhere', space)
-    with pytest.raises(InputError, match='0 <= k <= m'): confidence(3, 4, .5)
-    with pytest.raises(InputError, match='Allowed: vpu, pn, upu, nnpu'): FilterConfig(method='pu')
+    with pytest.raises(InputError, match='cannot be read as a filter'):
+        PathFilter.load(tmp_path/'x.safetensors', space)
+    with pytest.raises(InputError, match='cannot be read as a filter'):
+        PathFilter.load(tmp_path/'nowhere', space)
+    with pytest.raises(InputError, match='0 <= k <= m'):
+        confidence(3, 4, .5)
+    with pytest.raises(InputError, match='Allowed: vpu, pn, upu, nnpu'):
+        FilterConfig(method='pu')

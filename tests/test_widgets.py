@@ -1,8 +1,16 @@
 "Widgets on a page that a person could look at: JupyterLab, Chromium, and training runs in other processes."
-import ast, json, os, random, re, shlex, signal, subprocess, sys, threading, time
+import ast
+import json
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
-import ipywidgets
 import pytest
 from PIL import Image, ImageStat
 
@@ -52,7 +60,8 @@ def hostile(folder):
     about = json.loads((folder/'config.json').read_text())
     about['space'].update(name=HTML, ops=n)
     (folder/'config.json').write_text(json.dumps(about))
-    with open(folder/'events.jsonl', 'ab') as f: f.write(b'{"t": 9, "kind": "step", "lo\n\xff\xfe\n[]\n{"t": {}, "kind": "round", "round": 1e999}\n')
+    with open(folder/'events.jsonl', 'ab') as f:
+        f.write(b'{"t": 9, "kind": "step", "lo\n\xff\xfe\n[]\n{"t": {}, "kind": "round", "round": 1e999}\n')
     return folder
 
 
@@ -61,7 +70,8 @@ def hostile(folder):
 def test_training_knows_nothing_of_figures():
     "No module but widgets imports viz or widgets, also not inside a function."
     for path in sorted((ROOT/'greedynasv2').glob('*.py')):
-        if path.stem == 'widgets' or path.stem.startswith('_'): continue
+        if path.stem == 'widgets' or path.stem.startswith('_'):
+            continue
         imports = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)]
         names = {a.name.split('.')[-1] for n in imports for a in n.names} | {(n.module or '').split('.')[-1] for n in imports if isinstance(n, ast.ImportFrom)}
         assert not names & {'viz', 'widgets'}, path.name
@@ -76,10 +86,12 @@ def test_nothing_in_a_folder_ends_a_watcher(tmp_path):
         rows = [json.loads(line) for line in lines[:18]]
         for row in rows:
             for key in list(row):
-                if key != 'kind' and rng.random() < .3: row[key] = rng.choice(values)
+                if key != 'kind' and rng.random() < .3:
+                    row[key] = rng.choice(values)
         (folder/'events.jsonl').write_text(''.join(json.dumps(r) + '\n' for r in rows))
         board = Dashboard(folder, live=True, every=3600.)
-        for board.tabs.selected_index in (0, 1, 2): assert 'cannot be shown' not in board.feed.value, board.feed.value
+        for board.tabs.selected_index in (0, 1, 2):
+            assert 'cannot be shown' not in board.feed.value, board.feed.value
         board.close()
 
 
@@ -87,9 +99,11 @@ def test_nothing_in_a_folder_ends_a_watcher(tmp_path):
 def test_a_run_that_has_only_begun(tmp_path, kinds):
     "Any one kind of event may be there without the others."
     with Run.create(tmp_path/'run', dict(seed=0), get_space('toy')) as run:
-        for kind in kinds: run.log(kind, step=1)
+        for kind in kinds:
+            run.log(kind, step=1)
         board = Dashboard(tmp_path/'run', live=True, every=3600.)
-        for board.tabs.selected_index in (0, 1, 2): assert 'cannot be shown' not in board.feed.value, board.feed.value
+        for board.tabs.selected_index in (0, 1, 2):
+            assert 'cannot be shown' not in board.feed.value, board.feed.value
         board.close()
 
 
@@ -109,11 +123,13 @@ def test_folders_that_are_no_runs(tmp_path):
 
 def test_the_thread_ends_with_the_widget(tmp_path):
     "By close, and when somebody closes the widget itself."
-    with Run.create(tmp_path/'run', dict(seed=0), get_space('toy')) as run: run.log('start', step=0)
-    threads = lambda: [t for t in threading.enumerate() if t.name.startswith('watch ')]
+    with Run.create(tmp_path/'run', dict(seed=0), get_space('toy')) as run:
+        run.log('start', step=0)
+    def threads(): return [t for t in threading.enumerate() if t.name.startswith('watch ')]
     one, two = (Watch.__subclasses__()[i](tmp_path/'run', live=True, every=.05) for i in (0, 1))
     assert len(threads()) == 2
-    one.close(); two.box.close()
+    one.close()
+    two.box.close()
     until(lambda: not threads(), 10, 'threads that end')
     assert not Watch.open
 
@@ -123,13 +139,15 @@ def test_a_run_in_this_kernel_and_a_resumed_one(tmp_path):
     run = Run.create(tmp_path/'run', dict(seed=0), get_space('toy'))
     run.log('start', step=0, n_steps=8)
     run.save(0, {})
-    for step in (1, 2, 3): run.log('step', step=step, loss=1.)
+    for step in (1, 2, 3):
+        run.log('step', step=step, loss=1.)
     data = RunData(run)
     assert data.status == 'running' and data.table('step').step.tolist() == [1, 2, 3]
     run.close()
     assert data.poll() and data.status == 'dead'
     run = Run.create(tmp_path/'run', dict(seed=0), get_space('toy'), resume=True)
-    run.resume(); run.log('step', step=1, loss=2.)
+    run.resume()
+    run.log('step', step=1, loss=2.)
     assert data.poll() and data.table('step').loss.tolist() == [2.]
     assert data.progress()['share'] == 1/8
     run.close()
@@ -138,7 +156,8 @@ def test_a_run_in_this_kernel_and_a_resumed_one(tmp_path):
 def test_what_if_knows_ops_that_did_better(tmp_path):
     "Pairs of the newest round, as training logs them; what makes no sense is left out."
     run = Run.create(tmp_path/'run', dict(seed=0), get_space('toy'))
-    for r in range(2): run.log('similarity', round=r, matrices=[[[.9]*4]*4]*4, better=[[0, 3, 1], [9, 9, 9], 'x', [0, 1]] if r else 7)
+    for r in range(2):
+        run.log('similarity', round=r, matrices=[[[.9]*4]*4]*4, better=[[0, 3, 1], [9, 9, 9], 'x', [0, 1]] if r else 7)
     run.close()
     data = RunData(tmp_path/'run')
     assert data.better().sum() == data.better()[0, 3, 1] == 1
@@ -148,10 +167,14 @@ def some_run(folder, parameters, steps=3, end='', **fields):
     "A run of the toy space that has made some steps; `end`: how it ended, empty for one that was killed."
     run = Run.create(folder, parameters, get_space('toy'))
     run.log('start', step=0, n_steps=10)
-    for step in range(1, steps + 1): run.log('step', step=step, epoch=0, loss=1/step, images_per_s=300.)
-    if fields: run.log('eval', step=steps, **fields)
-    if end: run.finish(end, reason='why not', step=steps)
-    else: run.close()
+    for step in range(1, steps + 1):
+        run.log('step', step=step, epoch=0, loss=1/step, images_per_s=300.)
+    if fields:
+        run.log('eval', step=steps, **fields)
+    if end:
+        run.finish(end, reason='why not', step=steps)
+    else:
+        run.close()
     return folder
 
 
@@ -165,7 +188,7 @@ def test_the_table_of_runs_follows_them(tmp_path):
     some_run(root/'detector', dict(detector='fcos', epochs=3), end='end', mAP=.25, AP50=.4, AP75=.2)
     some_run(root/'uniform', dict(method='spos'), end='stop')
     some_run(root/'killed', dict(method='greedynasv2'))
-    row = lambda name: next((r for r in board.rows if r['name'] == name), {})
+    def row(name): return next((r for r in board.rows if r['name'] == name), {})
     until(lambda: row('killed').get('state') == 'dead', 20, 'the dead run in the table')
     assert [row(n)['state'] for n in ('retrained', 'detector', 'uniform')] == ['ended', 'ended', 'stopped']
     assert (row('retrained')['acc'], row('detector')['acc'], row('uniform')['loss']) == (61., 25., 1/3)
@@ -187,7 +210,8 @@ def test_the_table_of_runs_follows_them(tmp_path):
 
 def test_only_what_has_changed_is_read_again(tmp_path, monkeypatch):
     "A table of runs that are over costs nothing but a look at their files."
-    for i in range(5): some_run(tmp_path/f'run {i}', dict(method='spos'), end='end')
+    for i in range(5):
+        some_run(tmp_path/f'run {i}', dict(method='spos'), end='end')
     runs = RunList(tmp_path)
     before = runs.rows()
     monkeypatch.setattr('greedynasv2.widgets.RunData', None)
@@ -202,7 +226,8 @@ def test_a_dead_run_says_what_was_lost_and_goes_on_by_its_command(tmp_path):
     with Run.create(folder, run_parameters(cfg), get_space('toy')) as run:
         run.log('start', step=0, n_steps=10)
         run.save(2, {})
-        for step in (1, 2, 3, 4, 5): run.log('step', step=step, loss=1.)
+        for step in (1, 2, 3, 4, 5):
+            run.log('step', step=step, loss=1.)
         watch = WatchFilter(folder, live=True, every=3600.)
         assert 'a kill would lose 3 steps' in watch.status.value and not watch.stop.disabled
     watch.data.poll()
@@ -223,7 +248,8 @@ def test_a_warning_stands_out_and_the_feed_stays_as_high_as_it_is(tmp_path):
         data = RunData(tmp_path/'run')
         one = feed_html(data)
         assert '⚠' not in one
-        for step in range(9): run.log('warning', step=step, message=HTML)
+        for step in range(9):
+            run.log('warning', step=step, message=HTML)
         data.poll()
         many = feed_html(data)
         assert many.count('⚠') == 5 and '<img' not in many
@@ -236,7 +262,8 @@ def test_a_million_events(tmp_path, capsys):
     "A watcher opens a run of a million steps in seconds, looks again in a fraction of one, and sends little to the page."
     write_events(tmp_path/'run', 1_000_000)
     found = measure_events(tmp_path/'run')
-    with capsys.disabled(): print(f'\n  {found}')
+    with capsys.disabled():
+        print(f'\n  {found}')
     assert found['drawn_rows'] <= 1000 and found['page_kb'] < 500 and found['held_mb'] < 100
     assert found['open_seconds'] < 15 and found['look_seconds'] < 1        # a busy machine may take its time
 
@@ -269,7 +296,8 @@ def test_companions_run_headless_and_as_a_page(finished, tmp_path):
         assert not any('widget-view' in k for d in outputs for k in d)
         assert 'ended' in ''.join(outputs[0]['text/plain'])
     subprocess.run([sys.executable, '-m', 'nbconvert', '--to', 'html', str(tmp_path/'watch_filter.ipynb')], check=True, capture_output=True)
-    if missing(): pytest.skip(missing())
+    if missing():
+        pytest.skip(missing())
     with chromium() as context:
         page = context.new_page()
         served = dict(content_type='text/javascript', headers={'Access-Control-Allow-Origin': '*'}, body=plotly_js())
@@ -330,7 +358,8 @@ class Stage:
     def open(self, address, context):
         "Open all notebooks, then run them: their kernels start side by side."
         folder = self.folder
-        for name in COMPANIONS: notebook(folder/f'{name}.ipynb', name, run_dir=str(self.run_dir))
+        for name in COMPANIONS:
+            notebook(folder/f'{name}.ipynb', name, run_dir=str(self.run_dir))
         notebook(folder/'board.ipynb', ['from greedynasv2.widgets import Dashboard', f'Dashboard(root={str(folder/"runs")!r})'])
         until(lambda: (self.run_dir/'events.jsonl').exists(), 120, 'the run')
         hostile(folder/'runs'/HTML.replace('/', ''))
@@ -339,8 +368,10 @@ class Stage:
             page.on('pageerror', lambda e: self.errors.append(str(e)))
             page.on('dialog', self.answer)
             open_notebook(page, address(f'{name}.ipynb'))
-        for page in self.pages.values(): run_cells(page)
-        for page in self.pages.values(): page.wait_for_selector('.nas-status', timeout=180_000)
+        for page in self.pages.values():
+            run_cells(page)
+        for page in self.pages.values():
+            page.wait_for_selector('.nas-status', timeout=180_000)
 
     def start(self):
         "The run, through papermill."
@@ -348,7 +379,8 @@ class Stage:
 
     def answer(self, dialog):
         "JupyterLab may ask whether to leave a notebook that is not saved; nobody else has anything to say."
-        if dialog.type != 'beforeunload': self.errors.append(dialog.message)
+        if dialog.type != 'beforeunload':
+            self.errors.append(dialog.message)
         dialog.accept()
 
     @property
@@ -356,9 +388,12 @@ class Stage:
 
     def end(self):
         "End the run; papermill ends its kernel, too."
-        if self.job.poll() is None: self.job.send_signal(signal.SIGINT)
-        try: self.job.wait(60)
-        except subprocess.TimeoutExpired: self.job.kill()
+        if self.job.poll() is None:
+            self.job.send_signal(signal.SIGINT)
+        try:
+            self.job.wait(60)
+        except subprocess.TimeoutExpired:
+            self.job.kill()
 
 
 @pytest.fixture(scope='module')
@@ -369,7 +404,8 @@ def stage(tmp_path_factory):
         with jupyter_lab(made.folder) as address, chromium(**large) as context:
             made.open(address, context)
             yield made
-    finally: made.end()
+    finally:
+        made.end()
 
 
 # The tests below share one run and go through its life in order.
@@ -413,7 +449,8 @@ def test_a_click_on_the_heat_map_shows_that_pair(stage):
     box = page.evaluate('''() => { const g = [...document.querySelectorAll('.js-plotly-plot')].find(g => g.layout?.title?.text?.startsWith('Layer'));
         g.scrollIntoView(); const r = g.querySelector('.nsewdrag').getBoundingClientRect(); return [r.x, r.y, r.width, r.height]; }''')
     x, y, width, height = box
-    page.mouse.move(x + width*.375 - 5, y + height*.875); page.mouse.move(x + width*.375, y + height*.875)   # column 1, row 3
+    page.mouse.move(x + width*.375 - 5, y + height*.875)
+    page.mouse.move(x + width*.375, y + height*.875)   # column 1, row 3
     page.wait_for_timeout(300)
     page.mouse.click(x + width*.375, y + height*.875)
     until(lambda: page.evaluate("() => [...document.querySelectorAll('.js-plotly-plot')].some(g => g._fullData?.[0]?.name === %s)"
@@ -425,7 +462,7 @@ def test_a_click_on_the_heat_map_shows_that_pair(stage):
 @pytest.mark.slow
 def test_merges_threshold_and_veto(stage):
     page = stage.pages['watch_merges']
-    rows = lambda: page.locator('.nas-merges tbody tr').count()
+    def rows(): return page.locator('.nas-merges tbody tr').count()
     wait_drawn(page, 'What if', lambda d: d['points'] > 0, 90)                              # a round was there
     assert rows() == 0                                                                      # nothing is more alike than 1
     press(page, 'threshold', 'Home')
@@ -465,8 +502,10 @@ def test_pictures(stage, tmp_path):
         moves = [('watch_similarity', 'round', 'ArrowLeft', 1), ('watch_similarity', 'threshold', 'ArrowLeft', 15),
                  ('watch_merges', 'threshold', 'ArrowRight', 7)]
         for name, slider, key, times in moves:
-            for _ in range(times): press(stage.pages[name], slider, key)
-        for page in stage.pages.values(): page.wait_for_timeout(2000)
+            for _ in range(times):
+                press(stage.pages[name], slider, key)
+        for page in stage.pages.values():
+            page.wait_for_timeout(2000)
     assert stage.run.status == 'running'
     for name in COMPANIONS:
         stage.pages[name].bring_to_front()

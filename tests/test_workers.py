@@ -1,19 +1,23 @@
 "Several workers train as one would, split what can be split, and survive the loss of one of them."
-import json, os, signal, socket, subprocess, sys
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from conftest import until
 from greedynasv2.core import InputError
 from greedynasv2.loop import StepRecord, cosine_lr
 from greedynasv2.runs import Run, read_heartbeat, write_control
 from greedynasv2.supernet import SupernetEvaluator, step_path
 from greedynasv2.training import SupernetTrainer, make_config, train_supernet
 from greedynasv2.workers import DistributedEvaluator, WorkerConfig, WorkerError, launch, on_rank0, world
-
-from conftest import until
 
 HERE = Path(__file__).resolve().parent
 SHORT = dict(space='toy', method='spos', epochs=5, image_size=16, n_train=160, batch_size=16, lr=.03, m=40, n_valid=60, filter_dim=8,
@@ -28,15 +32,18 @@ class Halves(SupernetTrainer):
     between = 0, 10**9
 
     def train_step(self, x, y):
-        if not self.between[0] <= self.step < self.between[1]: return super().train_step(x, y)
+        if not self.between[0] <= self.step < self.between[1]:
+            return super().train_step(x, y)
         paths = self.algorithm.sample()
         for half in zip(x.chunk(2), y.chunk(2)):
-            for path in paths: (self.criterion(self.net(half[0], path), half[1]) / 2).backward()
+            for path in paths:
+                (self.criterion(self.net(half[0], path), half[1]) / 2).backward()
         params = list(dict.fromkeys(p for path in paths for p in self.net.path_params(path)))
         self.optimizer.param_groups[0]['lr'] = cosine_lr(self.cfg, self.step, self.n_steps)
         norm = torch.nn.utils.get_total_norm([p.grad for p in params])
         torch.nn.utils.clip_grads_with_norm_(params, self.cfg.clip, norm)
-        for p in params: self.optimizer.state[p].setdefault('momentum_buffer', torch.zeros_like(p))
+        for p in params:
+            self.optimizer.state[p].setdefault('momentum_buffer', torch.zeros_like(p))
         step_path(self.optimizer, params)
         self.step += 1
         self.pending.append(StepRecord(norm, norm, paths))
@@ -59,7 +66,8 @@ def assert_same(a, b):
     "Equal up to rounding."
     a, b = learned(a), learned(b)
     assert a.keys() == b.keys()
-    for k in a: torch.testing.assert_close(a[k], b[k], rtol=1e-4, atol=1e-5)
+    for k in a:
+        torch.testing.assert_close(a[k], b[k], rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture(scope='module')
@@ -90,7 +98,8 @@ def probe(device, out):
         found[f'scores of {n}'] = all(torch.equal(a, b) for a, b in zip(scores, alone(paths[:n])))
     dist.all_reduce = lambda t: (sizes.append(t.numel()), all_reduce(t))
     trainer.algorithm.begin(0)
-    for images, labels in list(trainer.batches(0, 0))[:3]: trainer.train_step(images, labels)
+    for images, labels in list(trainer.batches(0, 0))[:3]:
+        trainer.train_step(images, labels)
     used = [sum(p.numel() for p in net.path_params(p)) + 1 for record in trainer.pending for p in record.about]
     found |= dict(reduced=list(sizes), used=used, whole=net.n_params)
     before = {k: v.clone() for k, v in net.named_parameters()}
@@ -100,7 +109,8 @@ def probe(device, out):
     dist.all_gather_object(everyone, (found['skipped'], {k: v.detach() for k, v in net.named_parameters()}))
     found['skipped by all'] = all(skipped for skipped, _ in everyone)
     found['equal'] = all(torch.equal(everyone[0][1][k], everyone[1][1][k]) for k in before)
-    if world.is_rank0: (Path(out)/'found.json').write_text(json.dumps(found))
+    if world.is_rank0:
+        (Path(out)/'found.json').write_text(json.dumps(found))
 
 
 @pytest.mark.slow
@@ -117,12 +127,14 @@ def test_scores_bytes_and_nan(tmp_path, monkeypatch):
 def workers_of(folder):
     "Process ids of the workers of a run on this machine, the first worker's first."
     beat = read_heartbeat(folder)
-    if not beat: return []
-    parent = lambda pid: int(Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[1])
+    if not beat:
+        return []
+    def parent(pid): return int(Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[1])
     try:
         launcher, pids = parent(beat.pid), [int(p.name) for p in Path('/proc').iterdir() if p.name.isdecimal()]
         return [beat.pid, *(p for p in pids if p != beat.pid and Path(f'/proc/{p}').exists() and parent(p) == launcher)]
-    except OSError: return []
+    except OSError:
+        return []
 
 
 @pytest.mark.slow
@@ -132,7 +144,8 @@ def test_workers_are_killed_and_all_go_on(tmp_path, reference):
     said, victims = [], {'epoch 1/': 1, 'epoch 3/': 0}
     def kill(line):
         said.append(line)
-        if line[:8] in victims: os.kill(workers_of(tmp_path/'run')[victims.pop(line[:8])], signal.SIGKILL)
+        if line[:8] in victims:
+            os.kill(workers_of(tmp_path/'run')[victims.pop(line[:8])], signal.SIGKILL)
     run = train_supernet(short(tmp_path/'run', n_procs=2, resume=False), report=kill)
     assert run.status == 'ended' and not victims
     resumed = [json.loads(line) for line in (run.folder/'events.jsonl').read_text().splitlines() if '"resume"' in line]
@@ -160,7 +173,7 @@ def test_a_run_goes_on_with_another_number_of_workers(tmp_path, stop_at):
     "One worker, then two, then one: the same images and paths, as if one had accumulated in the middle."
     cfg = short(tmp_path/'run', epochs=4)
     assert stop_at(SupernetTrainer(cfg, report=None), 7).train().status == 'stopped'
-    ask = lambda line: 'epoch 2' in line and write_control(cfg.run_dir, stop=True)
+    def ask(line): return 'epoch 2' in line and write_control(cfg.run_dir, stop=True)
     assert train_supernet(cfg.replace(n_procs=2), report=ask).status == 'stopped'
     run = train_supernet(cfg, report=None)
     resumed = run.events('resume')
@@ -182,7 +195,9 @@ def test_rounds_of_two_workers(tmp_path):
 
 
 def free_port():
-    with socket.socket() as s: s.bind(('127.0.0.1', 0)); return s.getsockname()[1]
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        return s.getsockname()[1]
 
 
 @pytest.mark.slow
@@ -210,7 +225,8 @@ def test_two_nodes_on_one_machine(tmp_path, reference):
     (dict(n_procs=2, data='/nowhere'), 'nowhere')])
 def test_bad_parameters_are_answered_with_a_sentence(tmp_path, changes, says):
     "Before any process is started, and without a trace in the run folder."
-    with pytest.raises(InputError, match=says): train_supernet(short(tmp_path/'run', **changes), report=None)
+    with pytest.raises(InputError, match=says):
+        train_supernet(short(tmp_path/'run', **changes), report=None)
     assert not (tmp_path/'run').exists()
 
 
@@ -233,6 +249,8 @@ def test_a_search_is_spread_over_workers(tmp_path):
     alone = search_run(run, SearchConfig(out=str(tmp_path/'alone'), **cfg))
     call, calls = SupernetEvaluator.__call__, []
     SupernetEvaluator.__call__ = lambda self, paths: (calls.append(len(paths)), call(self, paths))[1]
-    try: both = search_run(run, SearchConfig(n_procs=2, **cfg), report=said.append)
-    finally: SupernetEvaluator.__call__ = call
+    try:
+        both = search_run(run, SearchConfig(n_procs=2, **cfg), report=said.append)
+    finally:
+        SupernetEvaluator.__call__ = call
     assert sum(calls) == 0 and '30 paths' in said and both.history.equals(alone.history) and torch.equal(both.best, alone.best)

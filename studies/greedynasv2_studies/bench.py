@@ -304,7 +304,7 @@ def _peak_bytes(device:torch.device) -> int:
     status = Path('/proc/self/status')      # on Linux `getrusage` would also count the process that started this one
     if status.exists():
         return 1024 * int(status.read_text().split('VmHWM:')[1].split()[0])
-    import resource                         # Windows has none
+    import resource  # Windows has none
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == 'darwin' else 1024 * peak
 

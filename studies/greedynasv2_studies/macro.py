@@ -14,10 +14,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from greedynasv2.algorithm import Algorithm1, weak_prior
 from greedynasv2.core import Share, check_value, generator, one_of
 from greedynasv2.nasbench import load_macro, macro_evaluator, macro_rank
 from greedynasv2.spaces import get_space
-from greedynasv2.algorithm import Algorithm1, weak_prior
 from greedynasv2.training import TrainConfig
 from greedynasv2.vpu import FilterConfig, PathFilter, train_filter
 
