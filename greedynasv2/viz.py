@@ -302,7 +302,6 @@ def plot_pairs(
 # %% ../nbs/21_viz.ipynb #f437edca
 DECISIONS = {'merge': ('merged', COLOURS[2], 'circle'), 'vetoed': ('vetoed', COLOURS[4], 'x'),
              'kept: costlier op scored higher': ('kept: the costlier op scored higher', COLOURS[1], 'triangle-up'),
-             'dearer is better': ('kept: the costlier op scored higher', COLOURS[1], 'triangle-up'),      # as older runs say it
              'over the cap': ('put off: enough for one round', GREY, 'circle-open')}
 
 def plot_merges(merges:pd.DataFrame) -> go.Figure:

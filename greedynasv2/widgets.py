@@ -686,7 +686,6 @@ def text(self:SimilarityPanel):
 WHY = {'merge': 'more alike than the threshold; the one that is kept is cheaper',
        'vetoed': 'somebody asked to keep them apart',
        'kept: costlier op scored higher': 'paths with the op that would have gone scored higher than paths with the other',
-       'dearer is better': 'paths with the op that would have gone scored higher than paths with the other',      # as older runs say it
        'over the cap': 'enough merges for one round; it may come next',
        'filter not trusted': 'the filter of this round is not trusted'}
 

@@ -419,14 +419,16 @@ def test_parts_that_do_not_fit_are_refused(given, says):
 
 
 def test_a_folder_without_newer_parameters_goes_on(tmp_path):
-    "A parameter that an older config.json lacks means what that version did, whatever is given now, and never refuses."
+    "A parameter that an older config.json lacks means what that version did; another value that was asked for is refused."
     cfg = toy(tmp_path/'old', method='spos', epochs=2)
     train_supernet(cfg.replace(stop_epoch=1), report=None)
     file = tmp_path/'old'/'config.json'
     about = json.loads(file.read_text())
     for name in ABSENT: del about['parameters'][name]
     file.write_text(json.dumps(about))
-    old = train_supernet(cfg.replace(sampler='fair'), report=None)
+    with pytest.raises(InputError, match=r"sampler \('fair' given, '' there\)"):
+        train_supernet(cfg.replace(sampler='fair'), report=None)
+    old = train_supernet(cfg, report=None)
     whole = train_supernet(toy(tmp_path/'whole', method='spos', epochs=2), report=None)
     assert old.status == 'ended' and same_weights(weights(old), weights(whole))
     assert train_supernet(cfg, report=None).results == whole.results          # ended: returned as it is
