@@ -270,7 +270,8 @@ def meeting(orders:dict):
     endpoint = orders['rdzv'] if n > 1 else '127.0.0.1:0'
     return LaunchConfig(
         n, n, orders['n_procs'], run_id='greedynasv2', max_restarts=orders['max_restarts'],
-        rdzv_backend='c10d', rdzv_endpoint=endpoint, rdzv_configs=dict(is_host=first, join_timeout=900, read_timeout=900),
+        rdzv_backend='c10d', rdzv_endpoint=endpoint,
+        rdzv_configs=dict(is_host=first, join_timeout=900, read_timeout=900),
         local_addr=endpoint.rpartition(':')[0] if first else None,      # the name by which others know node 0
         logs_specs=DefaultLogsSpecs(log_dir=orders['folder']))
 
