@@ -132,6 +132,21 @@ def test_dropped_ops_are_weak(kind):
 
 
 @pytest.mark.parametrize('kind', KINDS)
+def test_after_a_drop_the_same_share_is_kept(kind):
+    "Whatever the dropped op was worth."
+    space = SearchSpace.from_json(get_space('nasbench_macro').to_json())
+    loss = additive(space)
+    filt = FILTERS[kind](space)
+    filt.fit(labels_of(space, loss, q=.8), seed=0)
+    worst = int(filt.layer[0].argmax())
+    unlabelled = space.sample(5000, torch.Generator().manual_seed(2))
+    space.drop(0, worst)
+    filt.normalise(unlabelled)
+    alive = space.sample(5000, torch.Generator().manual_seed(3))
+    assert abs((~filt.is_weak(alive)).double().mean() - .2) < .03
+
+
+@pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('n', [1, 2, 19, 20, 60])
 def test_few_paths_never_break_it(kind, n):
     "Fewer paths than features: a reason, or a filter; and every number finite."
