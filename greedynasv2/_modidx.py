@@ -1179,6 +1179,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'greedynasv2.workers._complain': ('workers.html#_complain', 'greedynasv2/workers.py'),
                                      'greedynasv2.workers._end': ('workers.html#_end', 'greedynasv2/workers.py'),
                                      'greedynasv2.workers._environment': ('workers.html#_environment', 'greedynasv2/workers.py'),
+                                     'greedynasv2.workers._loopback': ('workers.html#_loopback', 'greedynasv2/workers.py'),
                                      'greedynasv2.workers._starts': ('workers.html#_starts', 'greedynasv2/workers.py'),
                                      'greedynasv2.workers.broadcast': ('workers.html#broadcast', 'greedynasv2/workers.py'),
                                      'greedynasv2.workers.call': ('workers.html#call', 'greedynasv2/workers.py'),
