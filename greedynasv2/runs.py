@@ -22,7 +22,7 @@ import greedynasv2
 from .core import (InputError, Share, Whole, check_value, config, is_tensor, one_of, read_json, seeded,
                               write_atomic)
 from .events import (CODES, EVENTS, LINE, NO_EVENTS, SPEED, WHERE, EventLog, RunError, alive_ops, event_line,    # noqa: F401
-                                gc_paused, kept_ranges, parse_lines, plain, same_events, thin, told)
+                                gc_paused, kept_ranges, os_errors_as, parse_lines, plain, same_events, thin)
 from .facts import SpaceFacts
 
 if TYPE_CHECKING:      # for annotations only
@@ -145,7 +145,7 @@ def write_control(
     read_about(folder)
     asked = (asked_of(folder) or Control()).replace(**changes)
     content = json.dumps(asked.to_dict(), indent=1)
-    with told(f'control.json of {folder} cannot be written'):
+    with os_errors_as(f'control.json of {folder} cannot be written'):
         write_atomic(Path(folder)/'control.json', content)
     return _parse_control(content.encode())      # as the run reads it
 
@@ -335,7 +335,7 @@ def _append(self:Run, line:bytes):
     "Add one line to the events, whole or not at all."
     self._check_writer()
     size = os.fstat(self._file.fileno()).st_size
-    with told(f'The events of {self.folder} cannot be written'):
+    with os_errors_as(f'The events of {self.folder} cannot be written'):
         try:
             n = self._file.write(line)
             while n < len(line):
@@ -426,12 +426,12 @@ def create(
 ) -> Run:                      # Its `config` says how it goes on
     "Make a run, or go on with one of the same parameters and space; nothing of another run is touched."
     folder, about = Path(folder), describe(config, space)
-    with told(f'{folder} cannot be made a run folder'):
+    with os_errors_as(f'{folder} cannot be made a run folder'):
         folder.mkdir(parents=True, exist_ok=True)
         lock = _hold(folder)
     try:
         there = _check_there(folder, about, resume, absent)
-        with told(f'{folder} cannot be made a run folder'):
+        with os_errors_as(f'{folder} cannot be made a run folder'):
             if not there:
                 write_atomic(folder/'config.json', json.dumps(about, indent=1))
             run = cls(folder, there or about)
@@ -557,7 +557,7 @@ def save(
     half = place/f'.{step}.{os.getpid()}'
     before = [c.repetition for c in checkpoints(self.folder) if c.step == step]
     name = f'{step:09d}.{max(before) + 1}' if before else f'{step:09d}'
-    with told(f'The checkpoint of step {step} cannot be written to {place}; the one before is kept'):
+    with os_errors_as(f'The checkpoint of step {step} cannot be written to {place}; the one before is kept'):
         os.fsync(self._file.fileno())
         try:
             place.mkdir(exist_ok=True)
@@ -722,7 +722,7 @@ def finish(
     one_of('way to finish', kind, ['end', 'stop'])
     try:
         if results is not None:
-            with told(f'The results of {self.folder} cannot be written'):
+            with os_errors_as(f'The results of {self.folder} cannot be written'):
                 write_atomic(self.folder/'results.json', json.dumps(plain(results), indent=1))
         self.log(kind, **fields)
     finally:
@@ -817,7 +817,7 @@ def space_at(self:Run, round:float=math.inf) -> 'SearchSpace':
 @patch
 def keep_filter(self:Run, round:int, filt:'Filter'):
     "Keep the filter as it is after `round`."
-    with told(f'The filter of round {round} cannot be written to {self.folder}'):
+    with os_errors_as(f'The filter of round {round} cannot be written to {self.folder}'):
         (self.folder/'filters').mkdir(exist_ok=True)
         filt.save(self.folder/'filters'/f'{round:03d}.safetensors')
 

@@ -25,7 +25,7 @@ globalThis.geometry ??= (() => {
   const figures = () => [...document.querySelectorAll('.js-plotly-plot')].filter(p => p.offsetParent !== null && p.layout)
     .map(p => ({ title: p.layout.title?.text ?? '', ...box(p), drawn: p.querySelector('.main-svg') ? box(p.querySelector('.main-svg')) : null,
                  data: p.data?.length ?? 0, texts: texts(p) }));
-  const others = () => [...document.querySelectorAll('.nas-status, .nas-feed, .nas-note, .nas-what-if, .nas-merges, .nas-said, .nas-runs, .widget-button, .widget-slider, .widget-dropdown')]
+  const others = () => [...document.querySelectorAll('.nas-status, .nas-feed, .nas-note, .nas-what-if, .nas-merges, .nas-state, .nas-runs, .widget-button, .widget-slider, .widget-dropdown')]
     .filter(e => e.offsetParent !== null && e.getBoundingClientRect().height).map(e => ({ title: e.className.split(' ').filter(c => c.startsWith('nas'))[0] ?? e.textContent.trim(), ...box(e) }));
   // Contrast of text as WCAG counts it. Backgrounds and the text itself may be partly transparent.
   const rgba = s => { const v = (s.match(/[\d.]+/g) ?? []).map(Number); return v.length < 3 ? [0, 0, 0, 0] : [v[0], v[1], v[2], v[3] ?? 1]; };
@@ -46,7 +46,7 @@ globalThis.geometry ??= (() => {
     const [a, b] = [light(onto(c, back)), light(back)].sort((x, y) => y - x);
     return (a + .05)/(b + .05);
   };
-  const pages = () => [...document.querySelectorAll('.nas-status, .nas-feed, .nas-note, .nas-what-if, .nas-merges, .nas-said, .nas-runs')]
+  const pages = () => [...document.querySelectorAll('.nas-status, .nas-feed, .nas-note, .nas-what-if, .nas-merges, .nas-state, .nas-runs')]
     .filter(e => e.offsetParent !== null).flatMap(root => [root, ...root.querySelectorAll('*')])
     .filter(e => !e.disabled && [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim()));
   const faint = least => {

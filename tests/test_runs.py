@@ -489,7 +489,7 @@ def test_what_an_old_config_lacks_never_refuses(tmp_path):
 
 # -- one writer, status
 
-def write_until_told(pipe, folder):
+def write_until_stopped(pipe, folder):
     run = create(folder, resume=True)
     run.resume() if run.resumed else run.log('start')
     pipe.send('ready')
@@ -500,7 +500,7 @@ def write_until_told(pipe, folder):
 
 @posix
 def test_one_writer_and_status(tmp_path):
-    process, pipe = start(write_until_told, tmp_path/'run')
+    process, pipe = start(write_until_stopped, tmp_path/'run')
     pipe.recv()
     run = Run.open(tmp_path/'run')
     assert run.status == 'running' and f'process {process.pid} on' in run.status_text
@@ -509,7 +509,7 @@ def test_one_writer_and_status(tmp_path):
     assert run.status == 'running' and len(run.events()) == 1
     kill(process)
     assert run.status == 'dead' and f'process {process.pid} on' in run.status_text and 'is gone' in run.status_text
-    process, pipe = start(write_until_told, tmp_path/'run')
+    process, pipe = start(write_until_stopped, tmp_path/'run')
     pipe.recv()
     assert run.status == 'running'
     pipe.send('stop')
@@ -693,7 +693,7 @@ def test_which_ops_are_left_by_events_and_by_checkpoint(tmp_path):
 
 
 def test_disk_errors_are_sentences():
-    from greedynasv2.runs import told
+    from greedynasv2.runs import os_errors_as
     with pytest.raises(RunError, match='^It cannot be: the disk is full.$'):
-        with told('It cannot be'):
+        with os_errors_as('It cannot be'):
             raise OSError(errno.ENOSPC, 'No space left on device')

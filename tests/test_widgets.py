@@ -479,7 +479,7 @@ def test_merges_threshold_and_veto(stage):
     page.click('.nas-use')
     until(lambda: 'taken: merge above 0.30' in text(page, '.nas-feed'), 60, 'the threshold, taken')
     assert stage.run.events('control').merge_threshold.iloc[-1] == .3
-    until(lambda: 'Taken by the run at step' in text(page, '.nas-said'), 20, 'what is asked, taken')
+    until(lambda: 'Taken by the run at step' in text(page, '.nas-state'), 20, 'what is asked, taken')
     until(lambda: rows() > 0, 90, 'a merge, because it was asked for')
     first = rows()
     until(lambda: rows() > first, 90, 'more merges')
