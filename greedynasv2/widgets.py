@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['TABLES', 'SHARED', 'DRAW', 'LOOK', 'BADGES', 'KEYS', 'STYLE', 'PHRASES', 'FEED', 'FEED_KINDS', 'WARNING', 'WHY',
-           'THRESHOLDS', 'INITIAL', 'USE', 'VETO', 'NO_PAIR', 'STOP', 'TABLE', 'TABLE_LOOK', 'RUN', 'RunData',
-           'evaluations_file', 'evaluations_stamp', 'PlotlyJS', 'LiveFigure', 'cell_request', 'has_front_end',
-           'show_plain', 'as_time', 'status_text', 'kind_of', 'last_heard', 'kept_step', 'read_results', 'best_found',
-           'last_written', 'about_run', 'loss_text', 'when_text', 'command_to_go_on', 'go_on_html', 'status_html',
-           'event_text', 'asked_text', 'feed_html', 'Panel', 'no_round', 'plot_or', 'FilterPanel', 'top_pairs',
-           'SimilarityPanel', 'spaced', 'merges_table', 'merges_html', 'MergesPanel', 'TrainingPanel', 'RetrainPanel',
-           'DetectionPanel', 'SearchPanel', 'panels_for', 'slider', 'button', 'Steer', 'same_pair', 'Watch',
-           'close_tree', 'WatchFilter', 'WatchSimilarity', 'WatchMerges', 'RunTable', 'RunList', 'to_open', 'Dashboard',
-           'start_run', 'demo_run', 'WatchConfig', 'run_to_watch']
+           'THRESHOLDS', 'INITIAL', 'USE', 'VETO', 'NO_PAIR', 'STOP', 'TABLE_PARTS', 'TABLE', 'TABLE_LOOK', 'RUN',
+           'RunData', 'evaluations_file', 'evaluations_stamp', 'PlotlyJS', 'LiveFigure', 'cell_request',
+           'has_front_end', 'show_plain', 'as_time', 'status_text', 'kind_of', 'last_heard', 'kept_step',
+           'read_results', 'best_found', 'last_written', 'about_run', 'loss_text', 'when_text', 'command_to_go_on',
+           'go_on_html', 'status_html', 'event_text', 'asked_text', 'feed_html', 'Panel', 'no_round', 'plot_or',
+           'FilterPanel', 'top_pairs', 'SimilarityPanel', 'spaced', 'merges_table', 'merges_html', 'MergesPanel',
+           'TrainingPanel', 'RetrainPanel', 'DetectionPanel', 'SearchPanel', 'panels_for', 'slider', 'button', 'Steer',
+           'same_pair', 'Watch', 'close_tree', 'WatchFilter', 'WatchSimilarity', 'WatchMerges', 'RunTable', 'RunList',
+           'to_open', 'Dashboard', 'start_run', 'demo_run', 'WatchConfig', 'run_to_watch']
 
 # %% ../nbs/22_widgets.ipynb #4c23b47b
 import base64
@@ -1528,8 +1528,8 @@ class WatchMerges(Watch):
     "See what is merged and why, and ask what another threshold would do."
     kinds = MergesPanel,
 
-# %% ../nbs/22_widgets.ipynb #d7f3a921
-TABLE = '''
+# %% ../nbs/22_widgets.ipynb #d7f3a920
+TABLE_PARTS = '''
 const COLUMNS = [['name', 'run'], ['kind', 'kind'], ['state', 'state'], ['step', 'step'], ['loss', 'loss'],
                  ['acc', 'accuracy (%)'], ['path', 'best path'], ['written', 'last written']];
 const LARGE_FIRST = ['written', 'acc', 'step'];
@@ -1550,6 +1550,40 @@ function shown(row, column, now) {
   if (column === 'written') return ago(now - value);
   return String(value);
 }
+function headCell(column, label, sort) {
+  const cell = document.createElement('th'), button = document.createElement('button');
+  button.textContent = label;
+  button.title = `Sort by ${label}`;
+  button.onclick = () => sort(column);
+  cell.dataset.column = column;
+  cell.append(button);
+  return cell;
+}
+function runRow(open) {
+  const row = document.createElement('tr');
+  row.tabIndex = 0;
+  row.title = 'Show this run';
+  row.onclick = open;
+  row.onkeydown = e => {
+    if (e.key !== 'Enter' && e.key !== ' ') return;
+    e.preventDefault();
+    e.stopPropagation();
+    open();
+  };
+  for (const [column] of COLUMNS) row.insertCell().dataset.column = column;
+  return row;
+}
+function inOrder(rows, by, down) {
+  const none = v => v === null || v === undefined;
+  return [...rows].sort((a, b) => {
+    if (none(a[by]) || none(b[by])) return none(a[by]) - none(b[by]);
+    return (a[by] < b[by] ? -1 : a[by] > b[by] ? 1 : 0) * (down ? -1 : 1);
+  });
+}
+'''
+
+# %% ../nbs/22_widgets.ipynb #d7f3a922
+TABLE = TABLE_PARTS + '''
 function render({ model, el }) {
   const table = document.createElement('table');
   const head = table.createTHead().insertRow(), body = table.createTBody();
@@ -1558,38 +1592,15 @@ function render({ model, el }) {
   el.classList.add('nas-runs');
   el.append(table);
   table.setAttribute('aria-label', 'runs');
-  for (const [column, label] of COLUMNS) {
-    const cell = document.createElement('th'), button = document.createElement('button');
-    button.textContent = label;
-    button.title = `Sort by ${label}`;
-    button.onclick = () => {
-      down = by === column ? !down : LARGE_FIRST.includes(column);
-      by = column;
-      draw();
-    };
-    cell.dataset.column = column;
-    cell.append(button);
-    head.append(cell);
-  }
-  function open(name) {
-    model.set('chosen', name);
-    model.save_changes();
+  function sort(column) {
+    down = by === column ? !down : LARGE_FIRST.includes(column);
+    by = column;
+    draw();
   }
   function line(name) {
-    if (lines.has(name)) return lines.get(name);
-    const row = document.createElement('tr');
-    row.tabIndex = 0;
-    row.title = 'Show this run';
-    row.onclick = () => open(name);
-    row.onkeydown = e => {
-      if (e.key !== 'Enter' && e.key !== ' ') return;
-      e.preventDefault();
-      e.stopPropagation();
-      open(name);
-    };
-    for (const [column] of COLUMNS) row.insertCell().dataset.column = column;
-    lines.set(name, row);
-    return row;
+    const open = () => { model.set('chosen', name); model.save_changes(); };
+    if (!lines.has(name)) lines.set(name, runRow(open));
+    return lines.get(name);
   }
   function fill() {
     const now = Date.now() / 1000, chosen = model.get('chosen');
@@ -1605,17 +1616,12 @@ function render({ model, el }) {
     }
   }
   function draw() {
-    const rows = [...model.get('rows')], none = v => v === null || v === undefined;
-    rows.sort((a, b) => {
-      if (none(a[by]) || none(b[by])) return none(a[by]) - none(b[by]);
-      return (a[by] < b[by] ? -1 : a[by] > b[by] ? 1 : 0) * (down ? -1 : 1);
-    });
     const direction = down ? 'descending' : 'ascending';
     for (const cell of head.cells) {
       cell.setAttribute('aria-sort', cell.dataset.column === by ? direction : 'none');
     }
     fill();
-    const order = rows.map(row => line(row.name));
+    const order = inOrder(model.get('rows'), by, down).map(row => line(row.name));
     for (const [name, row] of lines) {
       if (order.includes(row)) continue;
       row.remove();
@@ -1623,6 +1629,7 @@ function render({ model, el }) {
     }
     order.forEach((row, i) => { if (body.rows[i] !== row) body.insertBefore(row, body.rows[i] ?? null); });
   }
+  for (const [column, label] of COLUMNS) head.append(headCell(column, label, sort));
   model.on('change:rows', draw);
   model.on('change:chosen', fill);
   const clock = setInterval(fill, 1000);
@@ -1636,6 +1643,7 @@ function render({ model, el }) {
 export default { render };
 '''
 
+# %% ../nbs/22_widgets.ipynb #d7f3a921
 TABLE_LOOK = '''
 .nas-runs {
   max-height: 232px;
