@@ -562,8 +562,10 @@ def checkpoints(folder) -> list[CheckpointFolder]:
     place, found = Path(folder)/'checkpoint', []
     try:
         names = os.listdir(place)
-    except OSError:
+    except FileNotFoundError:
         return []
+    except OSError as e:                        # not "none": a run would begin again, and remove those that are there
+        raise RunError(f'The checkpoints in {place} cannot be listed: {e.strerror or e}. Try again.') from None
     for name in names:
         if m := re.fullmatch(r'(\d{9,18})(?:[.](\d{1,9}))?', name):
             found.append(CheckpointFolder(int(m[1]), int(m[2] or 0), place/name))
@@ -607,11 +609,15 @@ def save(
 @patch
 def _prune(self:Run, step:int):
     "Remove all checkpoints but the newest of this step and of the step before; later ones were of a lost future."
+    try:
+        there = checkpoints(self.folder)
+    except RunError:
+        return                                # the next time
     newest = {}
-    for found in checkpoints(self.folder):
+    for found in there:
         newest.setdefault(found.step, found.path)
     keep = [path for s, path in newest.items() if s <= step][:2]
-    for found in checkpoints(self.folder):
+    for found in there:
         if found.path in keep:
             continue
         gone = found.path.with_name(f'.{found.path.name}')

@@ -1,4 +1,5 @@
 "Nobody gets in, no file of others is changed or deleted, and what is damaged is refused with a sentence."
+import errno
 import json
 import os
 import random
@@ -11,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from greedynasv2.core import InputError
-from greedynasv2.runs import Run, checkpoints
+from greedynasv2.runs import Run, RunError, checkpoints
 from greedynasv2.spaces import get_space
 from greedynasv2.supernet import build_network, load_network, save_network
 from greedynasv2.training import make_config, train_supernet
@@ -231,3 +232,33 @@ def test_a_damaged_filter_is_refused(tmp_path):
         save_file(filt.state_dict(), file, {**about, **change})
         with pytest.raises(InputError, match='cannot be read as a filter'):
             load_filter(file, space)
+
+
+# -- checkpoints that cannot be listed
+
+@pytest.mark.parametrize('code', [errno.ESTALE, errno.EIO, errno.EACCES])
+def test_a_failed_listing_is_an_error(tmp_path, monkeypatch, code):
+    "A run does not begin again because its checkpoints could not be listed once; none of them is removed."
+    with Run.create(tmp_path, dict(seed=0), get_space('toy')) as run:
+        for step in 1, 2:
+            run.save(step, dict(w=torch.ones(3)))
+    listdir = os.listdir
+
+    def failing(path='.'):
+        if str(path).endswith('checkpoint'):
+            raise OSError(code, os.strerror(code), str(path))
+        return listdir(path)
+
+    monkeypatch.setattr(os, 'listdir', failing)
+    with pytest.raises(RunError, match='cannot be listed'):
+        Run.open(tmp_path).checkpoint()
+    run = Run.create(tmp_path, dict(seed=0), get_space('toy'), resume=True)
+    with pytest.raises(RunError, match='cannot be listed'):
+        run.resume()
+    with pytest.raises(RunError, match='cannot be listed'):
+        run.save(3, dict(w=torch.ones(3)))
+    run.close()
+    monkeypatch.undo()
+    assert [c.step for c in checkpoints(tmp_path)] == [2, 1]
+    with Run.create(tmp_path, dict(seed=0), get_space('toy'), resume=True) as run:
+        assert run.resume().step == 2
