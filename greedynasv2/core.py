@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Count', 'Whole', 'Share', 'Amount', 'COLOURS', 'KERNEL_COLOURS', 'InputError', 'one_of', 'Bounds', 'check_value',
            'config', 'new_names', 'Registry', 'derive_seed', 'generator', 'set_seed', 'seeded', 'get_device',
-           'is_tensor', 'as_array', 'keep_memory', 'cache_dir', 'find_data', 'project_dir', 'write_atomic', 'read_json',
-           'Scores', 'progress']
+           'is_tensor', 'as_array', 'check_finite', 'check_tensors', 'keep_memory', 'cache_dir', 'find_data',
+           'project_dir', 'write_atomic', 'read_json', 'Scores', 'progress']
 
 # %% ../nbs/00_core.ipynb #04287408
 import dataclasses
@@ -237,6 +237,37 @@ def is_tensor(value) -> bool:
 def as_array(value) -> np.ndarray:
     "`value` as a NumPy array: a tensor of any device, an array, a list."
     return value.detach().cpu().numpy() if is_tensor(value) else np.asarray(value)
+
+# %% ../nbs/00_core.ipynb #5afe0002
+def check_finite(
+    tensors:dict,        # Tensor by name
+    what:str,            # What they are, for the sentence: 'net'
+):
+    "Refuse tensors that hold NaN or infinity."
+    for name, value in tensors.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise InputError(f'The {what} holds values that are not finite: {name}.')
+
+def check_tensors(
+    given:dict,          # Tensor by name, as read from a file
+    expected:dict,       # What it should look like, e.g. `net.state_dict()`
+    what:str,            # What they are, for the sentence: 'net'
+    finite:bool=True,    # Refuse NaN and infinity?
+):
+    "Refuse tensors of other names, shapes or kinds of numbers than expected."
+    for name in [*expected, *given]:
+        if name not in given:
+            raise InputError(f'The {what} lacks {name}.')
+        if name not in expected:
+            raise InputError(f'The {what} holds {name}, which does not belong there.')
+        value, like = given[name], expected[name]
+        if value.shape != like.shape:
+            raise InputError(f'{name} of the {what} has shape {tuple(value.shape)}; it must be {tuple(like.shape)}.')
+        if value.dtype != like.dtype and not (value.is_floating_point() and like.is_floating_point()):
+            raise InputError(f'{name} of the {what} is {value.dtype}; it must be {like.dtype}.')
+    if finite:
+        check_finite(given, what)
+
 
 # %% ../nbs/00_core.ipynb #60178306
 def keep_memory() -> bool:      # False where the C library is another than Linux' usual one
