@@ -91,7 +91,8 @@ def measure(folder, notebooks=()):
     cells = [cell for text in texts.values() for cell in exported_cells(text)]
     names = Counter(name for text in texts.values() for name in public_names(text))
     row = dict(lines=len(lines), nodes_a_line=sum(map(n_nodes, texts.values())) / len(lines),
-               long_lines=100 * sum(len(line) > WIDTH for line in lines) / len(lines), faults=style_faults(folder), names=len(names),
+               long_lines=100 * sum(len(line) > WIDTH for line in lines) / len(lines), faults=style_faults(folder),
+               names=len(names),
                twice=sorted(name for name, n in names.items() if n > 1))
     if cells:
         row |= dict(cells=len(cells), nodes_a_cell=statistics.mean(map(n_nodes, cells)),
@@ -118,8 +119,9 @@ def main(root=ROOT):
         spec = importlib.util.find_spec(name)
         if spec:
             found[name] = measure(Path(spec.origin).parent)
-    columns = dict(lines='{:,}', nodes_a_line='{:.1f}', long_lines='{:.1f}', faults='{}', cells='{}', lines_a_cell='{:g}',
-                   nodes_a_cell='{:.0f}', names='{}', checks_a_cell='{:.2f}', values_a_cell='{:.2f}')
+    columns = dict(lines='{:,}', nodes_a_line='{:.1f}', long_lines='{:.1f}', faults='{}', cells='{}',
+                   lines_a_cell='{:g}', nodes_a_cell='{:.0f}', names='{}', checks_a_cell='{:.2f}',
+                   values_a_cell='{:.2f}')
     print(f'long_lines: percent of more than {WIDTH} columns; faults: E701, E702, E731; _a_cell: of exported cells')
     table = [['', *columns]]
     for name, row in found.items():

@@ -50,9 +50,10 @@ COPIES = set('copy _to_copy _foreach_copy'.split())
 # What autocast computes in its lower precision, and what in float32
 LOW = {F.conv1d, F.conv2d, F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, torch.bmm, torch.addmm,
        torch.baddbmm, torch.einsum}
-HIGH = {F.cross_entropy, F.nll_loss, F.log_softmax, F.softmax, F.softplus, F.mse_loss, F.smooth_l1_loss, torch.log_softmax,
-        torch.softmax, torch.exp, torch.log, torch.pow, torch.logsumexp, torch.rsqrt, Tensor.log_softmax, Tensor.softmax,
-        Tensor.exp, Tensor.log, Tensor.pow, Tensor.norm, Tensor.logsumexp, F.binary_cross_entropy_with_logits}
+HIGH = {F.cross_entropy, F.nll_loss, F.log_softmax, F.softmax, F.softplus, F.mse_loss, F.smooth_l1_loss,
+        torch.log_softmax, torch.softmax, torch.exp, torch.log, torch.pow, torch.logsumexp, torch.rsqrt,
+        Tensor.log_softmax, Tensor.softmax, Tensor.exp, Tensor.log, Tensor.pow, Tensor.norm, Tensor.logsumexp,
+        F.binary_cross_entropy_with_logits}
 
 
 def need_known_torch():

@@ -163,7 +163,9 @@ def test_a_killed_search_goes_on(tmp_path):
     space, asked = get_space('mbse'), []
     n_known = len(file.read_text().splitlines()) - 1
     assert 50 < n_known < 120
-    found = search(space, CachedEvaluator(lambda p: (asked.append(len(p)), by_sum(p))[1], space, file, dict(what='test')), 120, seed=9, report=None)
+    found = search(space,
+                   CachedEvaluator(lambda p: (asked.append(len(p)), by_sum(p))[1], space, file, dict(what='test')), 120,
+                   seed=9, report=None)
     assert found.history.equals(search(space, by_sum, 120, seed=9, report=None).history)
     assert sum(asked) <= 120 - n_known + 1                                        # the last line may have been torn
 

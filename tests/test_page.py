@@ -101,11 +101,13 @@ def test_figures_stand_where_they_should(gallery, name, capsys):
     blank = f'blank_{name}'
     notebook(folder/f'{blank}.ipynb', ['1 + 1'])
     if name == 'board':
-        notebook(folder/'board.ipynb', ['from greedynasv2.widgets import Dashboard', f'Dashboard(root={str(folder/"runs")!r})'])
+        notebook(folder/'board.ipynb',
+                 ['from greedynasv2.widgets import Dashboard', f'Dashboard(root={str(folder/"runs")!r})'])
     else:
         notebook(folder/f'{name}.ipynb', name, run_dir=str(made.run_dir))
     traffic = {}
-    for source in blank, blank, name:                  # at the second look a kernel is there, as for the notebook itself
+    # At the second look a kernel is there, as for the notebook itself
+    for source in blank, blank, name:
         page = context.new_page()
         traffic[source] = Traffic(page, traffic.get(source))
         open_notebook(page, address(f'{source}.ipynb'))
@@ -139,7 +141,8 @@ def test_home_by_mouse_and_keyboard(gallery):
     made, address, context = gallery
     runs = made.folder/'runs'
     some_run(runs/'uniform paths', dict(method='spos'), steps=200, end='end')
-    some_run(runs/'a network, retrained', dict(method='retrain'), steps=50, end='end', loss=1.2, top1=61.5, top5=90., raw_top1=55.)
+    some_run(runs/'a network, retrained', dict(method='retrain'), steps=50, end='end', loss=1.2, top1=61.5, top5=90.,
+             raw_top1=55.)
     some_run(runs/'a detector', dict(detector='fcos'), steps=50, mAP=.25, AP50=.4, AP75=.2)
     notebook(made.folder/'home.ipynb', ['from greedynasv2.widgets import Dashboard', f'Dashboard(root={str(runs)!r})'])
     page = context.new_page()

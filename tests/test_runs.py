@@ -470,7 +470,8 @@ def test_what_an_old_config_lacks_never_refuses(tmp_path):
         run.save(1, dict(w=torch.ones(1)))
     before = (tmp_path/'run/config.json').read_bytes()
     absent = dict(sharing='none', lr=.1, method='never taken')
-    def again(**changes): return Run.create(tmp_path/'run', {**PARAMETERS, **changes}, get_space('toy'), resume=True, absent=absent)
+    def again(**changes): return Run.create(tmp_path/'run', {**PARAMETERS, **changes}, get_space('toy'), resume=True,
+                                            absent=absent)
     for given in (dict(sharing='block'), dict(sharing='none', lr=.2), {}):
         with again(**given) as run:
             assert run.resumed and run.resume().step == 1
@@ -682,8 +683,9 @@ def test_which_ops_are_left_by_events_and_by_checkpoint(tmp_path):
     "The same from either source; merges that were not applied, torn or foreign ones change nothing."
     space = get_space('toy')
     with create(tmp_path) as run:
-        for r, layer, removed, decision in [(0, 0, 'MB6_K3', 'merge'), (0, 1, 'ID', 'vetoed'), (1, 3, 'MB3_K3', 'merge'),
-                                            (1, 9, 'ID', 'merge'), (1, 'x', 'ID', 'merge'), (1, 2, 'foreign', 'merge')]:
+        for r, layer, removed, decision in [(0, 0, 'MB6_K3', 'merge'), (0, 1, 'ID', 'vetoed'),
+                                            (1, 3, 'MB3_K3', 'merge'), (1, 9, 'ID', 'merge'), (1, 'x', 'ID', 'merge'),
+                                            (1, 2, 'foreign', 'merge')]:
             run.log('merge', round=r, layer=layer, removed=removed, kept='MB3_K5_SE', similarity=.9, decision=decision)
         space.drop(0, 3)
         assert run.space_at(0) == space and run.facts_at(0) == space and run.space_at(-1) == get_space('toy')

@@ -36,7 +36,8 @@ def ops_of_layers():
 def merges():
     "Decisions of every kind, and one of a kind that is not known."
     kinds = [*viz.DECISIONS, 'filter not trusted']
-    rows = [dict(round=i // 2, layer=(7*i) % N_LAYERS, kept='MB3_K3', removed='MB6_K7_SE', similarity=.9, decision=kinds[i % len(kinds)])
+    rows = [dict(round=i // 2, layer=(7*i) % N_LAYERS, kept='MB3_K3', removed='MB6_K7_SE', similarity=.9,
+                 decision=kinds[i % len(kinds)])
             for i in range(2*N_ROUNDS)]
     return pd.DataFrame(rows)
 
@@ -63,14 +64,18 @@ def network():
 def samples():
     "Each `plot_*` of viz by name, drawn from as much as a real run gives it."
     rng = np.random.default_rng(0)
-    steps = pd.DataFrame(dict(step=range(0, 26_000, 50), loss=1 + np.exp(-np.arange(520)/300), images_per_s=rng.uniform(250, 1300, 520)))
+    steps = pd.DataFrame(dict(step=range(0, 26_000, 50), loss=1 + np.exp(-np.arange(520)/300),
+                              images_per_s=rng.uniform(250, 1300, 520)))
     tests = pd.DataFrame(dict(step=range(0, 26_000, 2000), loss=np.linspace(2, .9, 13), top1=np.linspace(20, 75, 13),
                               top5=np.linspace(40, 95, 13), raw_top1=np.linspace(18, 74, 13)))
-    detected = pd.DataFrame(dict(step=range(0, 26_000, 2000), mAP=np.linspace(.02, .4, 13), AP50=np.linspace(.1, .6, 13), AP75=np.linspace(0, .3, 13)))
+    detected = pd.DataFrame(dict(step=range(0, 26_000, 2000), mAP=np.linspace(.02, .4, 13),
+                                 AP50=np.linspace(.1, .6, 13), AP75=np.linspace(0, .3, 13)))
     accept = pd.DataFrame(dict(step=range(0, 2600, 50), rate=rng.uniform(.1, 1, 52)))
     cosines = rng.uniform(-1, 1, (len(OPS), len(OPS)))
-    trials = pd.DataFrame(dict(threshold=np.arange(.3, 1.001, .025), merges=np.linspace(27, 0, 29).round(), log10_size=np.linspace(18, 23.4, 29)))
-    searched = pd.DataFrame(dict(path=['0'*N_LAYERS]*200, acc=rng.uniform(40, 75, 200), flops=rng.uniform(1e8, 6e8, 200)))
+    trials = pd.DataFrame(dict(threshold=np.arange(.3, 1.001, .025), merges=np.linspace(27, 0, 29).round(),
+                               log10_size=np.linspace(18, 23.4, 29)))
+    searched = pd.DataFrame(dict(path=['0'*N_LAYERS]*200, acc=rng.uniform(40, 75, 200),
+                                 flops=rng.uniform(1e8, 6e8, 200)))
     share = np.linspace(0, 1, 11)
     confidence = pd.concat([pd.DataFrame(dict(p=share, k=k, confidence=share**(1/k))) for k in (1, 5, 10, 20)])
     recall = np.arange(50, 101, 10)
@@ -86,7 +91,8 @@ def samples():
         plot_path=viz.plot_path(network()),
         plot_confidence=viz.plot_confidence(confidence, 1000),
         plot_filter_history=viz.plot_filter_history(history),
-        plot_phi=viz.plot_phi(labelled('phi', 0, 1, ['the best 10 % of the paths', 'the worst 50 % of the paths', 'those between'])),
+        plot_phi=viz.plot_phi(labelled('phi', 0, 1,
+                                       ['the best 10 % of the paths', 'the worst 50 % of the paths', 'those between'])),
         plot_phi_rounds=viz.plot_phi_rounds(rounds()),
         plot_filter_losses=viz.plot_filter_losses(rounds()),
         plot_precision_recall=viz.plot_precision_recall(curves),
@@ -100,7 +106,8 @@ def samples():
         plot_what_if=viz.plot_what_if(trials, .75, now=.8),
         plot_alive=viz.plot_alive(ops_of_layers()),
         plot_ranks=viz.plot_ranks(labelled('rank', 0, 100, labels)),
-        plot_nothing=viz.plot_nothing('Similarities are known after the first round with a sound filter.', 'Two successive filters'),
+        plot_nothing=viz.plot_nothing('Similarities are known after the first round with a sound filter.',
+                                      'Two successive filters'),
         plot_retraining=viz.plot_retraining(steps, tests),
         plot_detection=viz.plot_detection(steps, detected),
         plot_pareto=viz.plot_pareto(searched, searched.sort_values('acc').tail(3), 4e8),

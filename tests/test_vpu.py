@@ -121,7 +121,8 @@ def test_a_filter_may_find_that_it_knows_best_already(monkeypatch):
     filt, weak, u = PathFilter(space, dim=8), space.sample(60), space.sample(300)
     filt.rounds, before = 1, filt.log_phi(u)
     def held(*args):
-        return vpu.pd.DataFrame(dict(loss=[-.5, 1.], kept_weak=[.1, .1], kept_all=[.5, .5], n=[60, 60]), index=vpu.pd.Index([0, 5], name='step'))
+        return vpu.pd.DataFrame(dict(loss=[-.5, 1.], kept_weak=[.1, .1], kept_all=[.5, .5], n=[60, 60]),
+                                index=vpu.pd.Index([0, 5], name='step'))
     monkeypatch.setattr(vpu, 'cross_validate', held)
     history = train_filter(filt, weak, u, FilterConfig(n_iters=5))
     assert torch.equal(filt.log_phi(u), before) and filt.rounds == 2 and history.var_loss.notna().sum() == 1

@@ -25,20 +25,24 @@ COMPANIONS = 'watch_filter', 'watch_similarity', 'watch_merges'
 needs_browser = pytest.mark.skipif(bool(missing()), reason=missing() or 'there is a browser')
 HTML = '<img src=x onerror="window.hacked=1">'
 # A round every second epoch, and no merge before somebody asks for one: it lasts until it is stopped
-SLOW_TOY = dict(space='toy', epochs=2000, warmup_epochs=3, round_every=2, n_train=320, batch_size=32, m=190, n_valid=100,
+SLOW_TOY = dict(space='toy', epochs=2000, warmup_epochs=3, round_every=2, n_train=320, batch_size=32, m=190,
+                n_valid=100,
                 filter_dim=8, merge_threshold=1., stop_rule='none')
 # `make pictures`: where README's pictures go. They show a real run: the demo with ten rounds instead of five, and a lower
 # threshold, because at 0.8 a filter of 16 values merges nothing in so short a run
 PICTURES = os.environ.get('GREEDYNASV2_PICTURES', '')
-MBSE = dict(recipe='demo', space='mbse', epochs=36, warmup_epochs=6, round_every=3, m=600, merge_threshold=.65, stop_rule='none')
+MBSE = dict(recipe='demo', space='mbse', epochs=36, warmup_epochs=6, round_every=3, m=600, merge_threshold=.65,
+            stop_rule='none')
 
 
 def papermill(name, out, folder, **parameters):
     "Papermill in a process of its own, in `folder`."
     given = [a for k, v in parameters.items() for a in ('-p', k, str(v))]
-    env = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': os.pathsep.join([str(ROOT), *filter(None, [os.environ.get('PYTHONPATH')])])}
+    env = {**os.environ, 'OMP_NUM_THREADS': '1',
+           'PYTHONPATH': os.pathsep.join([str(ROOT), *filter(None, [os.environ.get('PYTHONPATH')])])}
     with open(Path(f'{out}.log'), 'wb') as log:
-        return subprocess.Popen([sys.executable, '-m', 'papermill', '--no-progress-bar', str(ROOT/f'nbs/{name}.ipynb'), str(out), *given],
+        return subprocess.Popen([sys.executable, '-m', 'papermill', '--no-progress-bar', str(ROOT/f'nbs/{name}.ipynb'),
+                                 str(out), *given],
                                 cwd=folder, env=env, stdout=log, stderr=log)
 
 
@@ -49,9 +53,11 @@ def hostile(folder):
     run.log('start', step=0, n_steps=10, data=HTML)
     for r in range(3):
         run.log('step', step=5*r, epoch=0, loss=1., images_per_s=1., paths=[HTML])
-        run.log('similarity', round=r, matrices=[[[1., .9, .1, 0.], [.9, 1., 0., 0.], [.1, 0., 1., .7], [0., 0., .7, 1.]]]*4)
+        run.log('similarity', round=r,
+                matrices=[[[1., .9, .1, 0.], [.9, 1., 0., 0.], [.1, 0., 1., .7], [0., 0., .7, 1.]]]*4)
         run.log('merge', round=r, layer=r, kept=n[0], removed=n[1], similarity=.9, decision='merge' if r else HTML)
-        run.log('round', round=r, step=5*r, q=.5, kept=.5, u=.9, kappa=.5, phi=[1, 2, 3], verdict=HTML, ops=4, log10_size=2.)
+        run.log('round', round=r, step=5*r, q=.5, kept=.5, u=.9, kappa=.5, phi=[1, 2, 3], verdict=HTML, ops=4,
+                log10_size=2.)
     run.log('control', step=1, stop=HTML, merge_threshold=HTML, vetoes=[[0, HTML, '<b>'], HTML])
     run.log('warning', step=2, message=HTML)
     run.log('round', round=HTML, phi=HTML)
@@ -193,7 +199,8 @@ def test_the_table_of_runs_follows_them(tmp_path):
     assert [row(n)['state'] for n in ('retrained', 'detector', 'uniform')] == ['ended', 'ended', 'stopped']
     assert (row('retrained')['acc'], row('detector')['acc'], row('uniform')['loss']) == (61., 25., 1/3)
     assert board.table.chosen == 'retrained'                       # nobody asked for another
-    for name, titles in [('detector', ('Detection',)), ('uniform', ('Training',)), ('killed', ('Filter', 'Similarity', 'Merges'))]:
+    for name, titles in [('detector', ('Detection',)), ('uniform', ('Training',)),
+                         ('killed', ('Filter', 'Similarity', 'Merges'))]:
         board.table.chosen = name
         assert board.tabs.titles == titles and 'cannot be shown' not in board.feed.value
     board.close()
@@ -275,7 +282,9 @@ def finished(tmp_path_factory):
     "A toy run that is over."
     from greedynasv2.training import make_config, train_supernet
     folder = tmp_path_factory.mktemp('finished')/'run'
-    train_supernet(make_config('demo', **{**SLOW_TOY, 'epochs': 6, 'merge_threshold': .5, 'max_merges': 1, 'run_dir': str(folder)}), report=None)
+    train_supernet(make_config('demo',
+                               **{**SLOW_TOY, 'epochs': 6, 'merge_threshold': .5, 'max_merges': 1,
+                                  'run_dir': str(folder)}), report=None)
     return folder
 
 
@@ -295,7 +304,8 @@ def test_companions_run_headless_and_as_a_page(finished, tmp_path):
         assert path.stat().st_size < 1e6 and 'widgets' not in nb['metadata']
         assert not any('widget-view' in k for d in outputs for k in d)
         assert 'ended' in ''.join(outputs[0]['text/plain'])
-    subprocess.run([sys.executable, '-m', 'nbconvert', '--to', 'html', str(tmp_path/'watch_filter.ipynb')], check=True, capture_output=True)
+    subprocess.run([sys.executable, '-m', 'nbconvert', '--to', 'html', str(tmp_path/'watch_filter.ipynb')], check=True,
+                   capture_output=True)
     if missing():
         pytest.skip(missing())
     with chromium() as context:
@@ -303,7 +313,8 @@ def test_companions_run_headless_and_as_a_page(finished, tmp_path):
         served = dict(content_type='text/javascript', headers={'Access-Control-Allow-Origin': '*'}, body=plotly_js())
         page.route(re.compile('^https?://'), lambda route: route.fulfill(**served) if 'cdn.plot.ly' in route.request.url else route.abort())
         page.goto((tmp_path/'watch_filter.html').as_uri())
-        page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot .main-svg').length >= 5", timeout=60_000)
+        page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot .main-svg').length >= 5",
+                               timeout=60_000)
         assert drawn(page, 'Acceptance')['points'] > 3
 
 
@@ -360,7 +371,8 @@ class Stage:
         folder = self.folder
         for name in COMPANIONS:
             notebook(folder/f'{name}.ipynb', name, run_dir=str(self.run_dir))
-        notebook(folder/'board.ipynb', ['from greedynasv2.widgets import Dashboard', f'Dashboard(root={str(folder/"runs")!r})'])
+        notebook(folder/'board.ipynb',
+                 ['from greedynasv2.widgets import Dashboard', f'Dashboard(root={str(folder/"runs")!r})'])
         until(lambda: (self.run_dir/'events.jsonl').exists(), 120, 'the run')
         hostile(folder/'runs'/HTML.replace('/', ''))
         for name in (*COMPANIONS, 'board'):
@@ -375,7 +387,8 @@ class Stage:
 
     def start(self):
         "The run, through papermill."
-        self.job = papermill('train_supernet', self.folder/'out.ipynb', self.folder, run_dir=self.run_dir, **self.parameters)
+        self.job = papermill('train_supernet', self.folder/'out.ipynb', self.folder, run_dir=self.run_dir,
+                             **self.parameters)
 
     def answer(self, dialog):
         "JupyterLab may ask whether to leave a notebook that is not saved; nobody else has anything to say."
@@ -464,7 +477,8 @@ def test_merges_threshold_and_veto(stage):
     page = stage.pages['watch_merges']
     def rows(): return page.locator('.nas-merges tbody tr').count()
     wait_drawn(page, 'What if', lambda d: d['points'] > 0, 90)                              # a round was there
-    assert rows() == 0                                                                      # nothing is more alike than 1
+    # Nothing is more alike than 1
+    assert rows() == 0
     press(page, 'threshold', 'Home')
     until(lambda: 'at 0.30 the newest round' in text(page, '.nas-what-if'), 30, 'what if at 0.30')
     low = text(page, '.nas-what-if')
@@ -562,14 +576,16 @@ def test_hostile_names_are_text_and_all_tabs_live(stage):
     page.wait_for_timeout(500)
     assert page.evaluate('() => window.hacked') is None
     assert page.locator('.widget-tab img, .nas-status img, .nas-runs img, .nas-feed img').count() == 0
-    assert not [e for e in stage.errors if '[anywidget] Failed to initialize' not in e]      # on a busy machine; they are healed
+    # On a busy machine; they are healed
+    assert not [e for e in stage.errors if '[anywidget] Failed to initialize' not in e]
 
 
 @needs_browser
 @pytest.mark.slow
 def test_a_reloaded_page_shows_the_figures_again(stage):
     page = stage.pages['watch_filter']
-    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")        # a page that was never saved has no outputs
+    # A page that was never saved has no outputs
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
     page.reload()
     page.wait_for_selector('.jp-Notebook .jp-Cell', timeout=60_000)
     wait_drawn(page, 'Acceptance', lambda d: d['points'] > 0, 90)

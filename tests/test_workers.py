@@ -20,7 +20,8 @@ from greedynasv2.training import SupernetTrainer, make_config, train_supernet
 from greedynasv2.workers import DistributedEvaluator, WorkerConfig, WorkerError, launch, on_rank0, world
 
 HERE = Path(__file__).resolve().parent
-SHORT = dict(space='toy', method='spos', epochs=5, image_size=16, n_train=160, batch_size=16, lr=.03, m=40, n_valid=60, filter_dim=8,
+SHORT = dict(space='toy', method='spos', epochs=5, image_size=16, n_train=160, batch_size=16, lr=.03, m=40, n_valid=60,
+             filter_dim=8,
              log_every=5, device='cpu', save_every=0.)
 
 
@@ -186,7 +187,8 @@ def test_a_run_goes_on_with_another_number_of_workers(tmp_path, stop_at):
 @pytest.mark.slow
 def test_rounds_of_two_workers(tmp_path):
     "The filter, merges and the comparison at the end: all workers follow, and the run tells the whole story."
-    cfg = lambda name, **changes: short(tmp_path/name, method='greedynasv2', epochs=3, warmup_epochs=2, q_epochs=4, n_train=320, m=200,
+    cfg = lambda name, **changes: short(tmp_path/name, method='greedynasv2', epochs=3, warmup_epochs=2, q_epochs=4,
+                                        n_train=320, m=200,
                                         merge_threshold=.3, **changes)
     run = train_supernet(cfg('run', n_procs=2), report=None)
     assert run.status == 'ended' and len(run.events('round')) == 1 and set(run.results['compared']) == {'uniform', 'trained'}
@@ -208,7 +210,8 @@ def test_two_nodes_on_one_machine(tmp_path, reference):
     for rank in (1, 0):
         parameters = [arg for k, v in dict(given, node_rank=rank).items() for arg in ('-p', k, str(v))]
         processes.append(subprocess.Popen(
-            [Path(sys.executable).with_name('papermill'), '--no-progress-bar', HERE.parent/'nbs/train_supernet.ipynb', tmp_path/f'{rank}.ipynb', *parameters],
+            [Path(sys.executable).with_name('papermill'), '--no-progress-bar', HERE.parent/'nbs/train_supernet.ipynb',
+             tmp_path/f'{rank}.ipynb', *parameters],
             cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
     for process in processes:
         error = process.communicate(timeout=300)[1]
@@ -220,8 +223,10 @@ def test_two_nodes_on_one_machine(tmp_path, reference):
 
 @pytest.mark.parametrize('changes, says', [
     (dict(n_procs=-1), 'n_procs is -1'), (dict(n_nodes=0), 'n_nodes is 0'), (dict(node_rank=1), 'at most 0'),
-    (dict(n_nodes=2), 'host:port'), (dict(n_nodes=2, rdzv='node0:port'), 'host:port'), (dict(n_nodes=2, rdzv=':29500'), 'host:port'),
-    (dict(n_procs=3), 'that 3 divides'), (dict(n_procs=16), 'at least 2 images'), (dict(n_procs=2, space='mbs'), 'Did you mean'),
+    (dict(n_nodes=2), 'host:port'), (dict(n_nodes=2, rdzv='node0:port'), 'host:port'),
+    (dict(n_nodes=2, rdzv=':29500'), 'host:port'),
+    (dict(n_procs=3), 'that 3 divides'), (dict(n_procs=16), 'at least 2 images'),
+    (dict(n_procs=2, space='mbs'), 'Did you mean'),
     (dict(n_procs=2, data='/nowhere'), 'nowhere')])
 def test_bad_parameters_are_answered_with_a_sentence(tmp_path, changes, says):
     "Before any process is started, and without a trace in the run folder."
