@@ -118,6 +118,7 @@ def parts_of(cfg:RoundConfig) -> Method:
             parts = parts._replace(**{name: getattr(cfg, name)})
     return parts
 
+# %% ../nbs/12_algorithm.ipynb #bf1a3675
 def check_parts(parts:Method):
     "Refuse parts that do not exist or do not fit together."
     sampler, filters = SAMPLERS[parts.sampler], ', '.join(FILTERS)
@@ -158,6 +159,7 @@ def has_rounds(cfg:RoundConfig) -> bool:
     parts = parts_of(cfg)
     return SAMPLERS[parts.sampler].has_rounds or parts.filter != 'none' or parts.shrinker != 'none'
 
+# %% ../nbs/12_algorithm.ipynb #56ee275f
 def is_round(cfg:RoundConfig, epoch:int) -> bool:
     "Does a round come before `epoch`?"
     since_warmup = epoch - cfg.warmup_epochs
@@ -176,6 +178,7 @@ def agreement(
         return u, 0.
     return u, (u - by_chance) / (1 - by_chance)
 
+# %% ../nbs/12_algorithm.ipynb #64df9e69
 def may_stop(
     cfg:RoundConfig,
     facts:dict,                    # Of the event `round`
@@ -249,6 +252,7 @@ def state_dicts(self:Algorithm1) -> tuple[dict[str, dict], dict]:
         numbers['filter'] = self.filt.about()
     return tensors, numbers
 
+# %% ../nbs/12_algorithm.ipynb #33498e3d
 @patch
 def load_state_dicts(self:Algorithm1, tensors:dict[str, dict], numbers:dict):
     "Go on from where `state_dicts` was taken."
@@ -270,6 +274,7 @@ def begin(self:Algorithm1, epoch:int):
     after_warmup = max(1, cfg.epochs - cfg.warmup_epochs)
     self.sampler.progress = min(1, max(0, epoch - cfg.warmup_epochs) / after_warmup)
 
+# %% ../nbs/12_algorithm.ipynb #3aaf3979
 @patch
 def sample(self:Algorithm1) -> Tensor:
     "The paths of one step: one, or with FairNAS one for every op."
@@ -292,6 +297,7 @@ def evaluate_paths(self:Algorithm1) -> Evaluated:
     self.memory = Evaluated(all_paths[-n_kept:], all_ranks[-n_kept:])
     return self.memory
 
+# %% ../nbs/12_algorithm.ipynb #69a2dea7
 @patch
 def _log_scores(self:Algorithm1, paths:Tensor, scores, best:Tensor):
     "The event `eval` of a round."
@@ -309,6 +315,7 @@ def held_out(self:Algorithm1, paths:Tensor) -> Tensor:
     numbers = torch.randint(2**31, self.space.alive.shape, generator=generator(self.cfg.seed, 'held out'))
     return numbers[torch.arange(self.space.n_layers), paths].sum(1) % 5 == 0
 
+# %% ../nbs/12_algorithm.ipynb #de45336a
 def _newest(
     paths:Tensor,
     round:Tensor,        # Number of the round of each
@@ -318,6 +325,7 @@ def _newest(
     last = dict(zip(keys, round.tolist(), strict=True))            # rounds rise: the last one stays
     return torch.tensor([last[key] for key in keys]) == round
 
+# %% ../nbs/12_algorithm.ipynb #8252205d
 @patch
 def label(self:Algorithm1, q:float) -> Labels:
     "A_weak = last(s, q): the worst share of each remembered round, and what else a filter may learn from."
@@ -342,6 +350,7 @@ class Skill(NamedTuple):
     skill:float      # 0 for guessing, 1 for the best choice of so many
     error:float      # standard error of the skill
 
+# %% ../nbs/12_algorithm.ipynb #092a7cd5
 @patch
 def skill(
     self:Algorithm1,
@@ -364,6 +373,7 @@ def check_share(kept:float, q:float) -> str:
         return ''
     return f'it keeps {kept:.1%} of all paths, where {1 - q:.1%} were not labelled weak.'
 
+# %% ../nbs/12_algorithm.ipynb #4374dbc7
 def check_skill(
     now:Skill|None,           # None = nothing to judge by
     before:Skill|None,        # Of the filter before it; None = there was none
@@ -413,6 +423,7 @@ def _tighten(self:Algorithm1, labels:Labels, before:Skill):
     if now is None or now.rank >= before.rank:
         self.filt.restore(as_it_was)
 
+# %% ../nbs/12_algorithm.ipynb #a6ebff38
 @patch
 def _sharpen(self:Algorithm1, labels:Labels):
     "A filter that learned from fewer labels than the share q keeps the share 1 - q that it ranks best."
@@ -452,6 +463,7 @@ def _filter_round(self:Algorithm1, q:float) -> dict:
     facts['merged'] = self.shrink(labels) if passed else 0                              # line 12
     return facts
 
+# %% ../nbs/12_algorithm.ipynb #c01a5c79
 @patch
 def round(self:Algorithm1, epoch:int) -> dict:
     "One round before `epoch`; its facts, with `stop` when training is done."
@@ -478,6 +490,7 @@ def run_epochs(self:Algorithm1, paths_per_epoch:int=100) -> Iterator[tuple[int, 
         self.begin(epoch)
         yield epoch, torch.cat([self.sample() for _ in range(paths_per_epoch)])
 
+# %% ../nbs/12_algorithm.ipynb #b2d51245
 def simulate(
     cfg:RoundConfig,              # With `epochs` and `seed`
     space:SearchSpace,

@@ -25,6 +25,7 @@ import pandas as pd
 from fastcore.basics import patch
 
 from .core import Bounds, InputError, check_value, is_tensor, one_of
+from .merger import OLD_DECISIONS
 
 # %% ../nbs/13_events.ipynb #3aa2d532
 class RunError(InputError):
@@ -208,7 +209,7 @@ def _lines(self:EventLog, kind:str|None=None) -> np.ndarray:
 # %% ../nbs/13_events.ipynb #0598eb6c
 @patch
 def _parse(self:EventLog, lines:np.ndarray) -> list[dict|None]:
-    "The events in these lines."
+    "The events in these lines; words of earlier versions become those of this one."
     raw = []
     starts = self._ends[lines].tolist()
     ends = self._ends[lines + 1].tolist()
@@ -216,7 +217,11 @@ def _parse(self:EventLog, lines:np.ndarray) -> list[dict|None]:
         for start, end in zip(starts, ends, strict=True):
             f.seek(start)
             raw.append(f.read(end - start))
-    return parse_lines(raw)
+    rows = parse_lines(raw)
+    for row in rows:
+        if row and row.get('kind') == 'merge' and row.get('decision') in [*OLD_DECISIONS]:
+            row['decision'] = OLD_DECISIONS[row['decision']]
+    return rows
 
 # %% ../nbs/13_events.ipynb #ff2f3b98
 @patch

@@ -40,6 +40,7 @@ class LoopConfig:
 
     local = 'run_dir', 'resume', 'device', 'n_workers', 'save_every', 'stop_epoch', *WORKERS
 
+# %% ../nbs/16_loop.ipynb #cf002aec
 def run_parameters(cfg:LoopConfig) -> dict:
     "What defines a run: two with the same are the same run, wherever they are computed."
     return {k: v for k, v in cfg.to_dict().items() if k not in cfg.local}
@@ -60,6 +61,7 @@ class StepRecord(NamedTuple):
     norm:Tensor          # of the gradient; not finite if the step was skipped
     about:Any = None     # what the subclass wants to log
 
+# %% ../nbs/16_loop.ipynb #6c65bf36
 class Loop:
     "A training run: steps, log, checkpoints, control. Subclasses define what is trained."
     kept = 'bad', 'stop_reason', 'asked', 'ignored'      # attributes that a checkpoint keeps as they are
@@ -116,6 +118,7 @@ def _start(self:Loop, checkpoint):
     else:
         self.start_fresh()
 
+# %% ../nbs/16_loop.ipynb #fb251959
 @patch
 def log(self:Loop, kind:str, **facts):
     "Log an event with the number of steps done."
@@ -147,6 +150,7 @@ def save(self:Loop):
     self.saved_at = time.monotonic()
     self.save_took = self.saved_at - began
 
+# %% ../nbs/16_loop.ipynb #daaa7e2f
 @patch
 def _restore(self:Loop, step:int, tensors:dict, meta:dict):
     "Be where the checkpoint was."
@@ -158,6 +162,7 @@ def _restore(self:Loop, step:int, tensors:dict, meta:dict):
     self.load_state(tensors, meta)
     self.obey(self.asked)
 
+# %% ../nbs/16_loop.ipynb #b6e51065
 @patch
 def save_is_due(self:Loop) -> bool:
     "Is it time for a checkpoint? Writing them takes no more than a twentieth of the time."
@@ -190,6 +195,7 @@ def log_steps(self:Loop):
     self.pending = []
     self.clock = time.perf_counter()
 
+# %% ../nbs/16_loop.ipynb #9a44d728
 @patch
 def _report_skipped(self:Loop, n_skipped:int, n:int):
     "Log skipped steps, mend what they left behind, and stop after too many."
@@ -265,6 +271,7 @@ def _after_step(self:Loop, epoch:int) -> str:
     self.listen()
     return self.stop_reason
 
+# %% ../nbs/16_loop.ipynb #0feda272
 @patch
 def train_epoch(self:Loop, epoch:int):
     "The rest of an epoch, step by step."
@@ -327,7 +334,8 @@ def ended_run(
     run = Run.open(folder)
     if run.status != 'ended':
         return None
-    if {**(absent or {}), **run.config} != json.loads(json.dumps(parameters)):
+    lacking = {k: v for k, v in (absent or {}).items() if k not in run.config}
+    if {**run.config, **lacking} != {**json.loads(json.dumps(parameters)), **lacking}:
         return None
     if space is not None and run.about['space'] != json.loads(space.to_json()):
         return None
@@ -336,6 +344,7 @@ def ended_run(
                'seed.')
     return run
 
+# %% ../nbs/16_loop.ipynb #30b1d09e
 def run_in_workers(
     target:str,                 # module:function, called by every worker; gets `arguments` and the worker's `device`
     arguments:dict,             # As JSON knows them

@@ -88,6 +88,7 @@ def cheapest(space:SearchSpace) -> Tensor:
     flops = space.tables(space.native_size)[0]
     return flops.masked_fill(~space.alive, flops.max() + 1).argmin(1)
 
+# %% ../nbs/18_nsga2.ipynb #be069414
 def check_limit(space:SearchSpace, limit:float):
     "Refuse a limit that no path meets."
     least = int(space.flops(cheapest(space), space.native_size))
@@ -118,6 +119,7 @@ def admits(
     self.counts['passed'] += n_ok
     return ok
 
+# %% ../nbs/18_nsga2.ipynb #a0745d5d
 @patch
 def _is_new(self:Gate, paths:Tensor, among:Tensor, known:set) -> Tensor:
     "True where a path of those `among` is a network that is not known, nor one of the paths before it."
@@ -307,6 +309,7 @@ class CachedEvaluator:
         self.known = {r['path']: (math.inf if r['loss'] is None else r['loss'], r['acc']) for r in rows[1:]}
         write_atomic(self.file, ''.join(json.dumps(row) + '\n' for row in rows or [about]))
 
+# %% ../nbs/18_nsga2.ipynb #34b20422
 def _row(line:str) -> dict|None:
     "The row of a line, None if it is damaged."
     try:
@@ -328,6 +331,7 @@ def __call__(self:CachedEvaluator, paths:Tensor) -> Scores:
     loss, acc = torch.tensor([self.known[name] for name in names]).reshape(-1, 2).unbind(1)
     return Scores(loss, acc)
 
+# %% ../nbs/18_nsga2.ipynb #fbffd7ea
 @patch
 def _add(self:CachedEvaluator, paths:Tensor, scores:Scores):
     "Keep scores, in memory and in the file."
@@ -378,12 +382,14 @@ def __repr__(self:SearchResult):
     return (f'{len(self.history)} evaluations in {self.space.name}; best {best.path}: accuracy {best.acc:.2f} %, '
             f'{best.flops/1e6:.1f} M multiply-adds, {best.params/1e6:.2f} M params')
 
+# %% ../nbs/18_nsga2.ipynb #37935c01
 @patch
 def _repr_html_(self:SearchResult):
     from html import escape
     notes = ''.join(f'<p>{escape(s)}</p>' for s in [repr(self), *self.notes])
     return notes + self.top(10).to_html(float_format='{:.3f}'.format)
 
+# %% ../nbs/18_nsga2.ipynb #0af9c7cd
 @patch
 def write(self:SearchResult, file, **facts):
     "Write the best network to `arch.json`, with its scores."
@@ -391,6 +397,7 @@ def write(self:SearchResult, file, **facts):
     self.file = Path(file)
     write_arch(file, self.space, self.best, scores=dict(loss=float(best.loss), acc=float(best.acc)), **facts)
 
+# %% ../nbs/18_nsga2.ipynb #ad4ad9d1
 @patch
 def compare(self:SearchResult, n:int=50, seed:int=0) -> pd.DataFrame:      # `score` in percent, `label`
     "Accuracy of `n` random paths within the limit, as they come and as the filter lets them through."
@@ -411,6 +418,7 @@ def _table(space, paths, scores) -> pd.DataFrame:
     return pd.DataFrame(dict(path=space.decode(paths, compact=True), loss=scores.loss.numpy(), acc=scores.acc.numpy(),
                              flops=flops, params=space.params(paths).numpy()))
 
+# %% ../nbs/18_nsga2.ipynb #d5139f06
 def _algorithm(space, gate, say, pop_size, offspring, initial, seed):
     "NSGA-II of pymoo with our operators."
     first = PathSampling(gate, say) if initial is None else Population.new('X', initial.numpy())
@@ -465,6 +473,7 @@ class Notes(list):
         if self.report:
             self.report(sentence)
 
+# %% ../nbs/18_nsga2.ipynb #7dfe9dc9
 def _usable(path_filter, space, say):
     "The filter, if it is one of this space and passed its validation."
     if path_filter is None:
@@ -475,6 +484,7 @@ def _usable(path_filter, space, say):
         return path_filter
     say(f'The filter is not used: {path_filter.reason or "it was never trained."}')
 
+# %% ../nbs/18_nsga2.ipynb #487b3148
 def _check_initial(paths:Tensor, gate:Gate, n_evals:int) -> Tensor:
     "The first population that was given, each network once."
     everything = torch.ones(len(paths), dtype=torch.bool)
@@ -487,6 +497,7 @@ def _check_initial(paths:Tensor, gate:Gate, n_evals:int) -> Tensor:
                          'multiply-adds.')
     return paths
 
+# %% ../nbs/18_nsga2.ipynb #88db67d3
 def _begin(space, n_evals, max_flops, path_filter, pop_size, seed, offspring, initial, say):
     "Check what was given; gate and algorithm."
     for name, value, least in (('n_evals', n_evals, 1), ('seed', seed, 0), ('pop_size', pop_size, 4)):
@@ -509,6 +520,7 @@ def _generations(algorithm, evaluate, gate, n_evals):
         algorithm.tell(infills=pop)
         left -= len(pop)
 
+# %% ../nbs/18_nsga2.ipynb #6d40f2d9
 def _evaluated(space, evaluate, gate, pop) -> pd.DataFrame:
     "Evaluate a population: its objectives are set, its networks are known from here on."
     paths = _paths(pop)
@@ -641,6 +653,7 @@ class Counted(DistributedEvaluator):
         print(f'{self.n} paths', flush=True)
         return super().__call__(paths)
 
+# %% ../nbs/18_nsga2.ipynb #b69f5ab4
 def search_worker(run:str, cfg:dict, device:str):
     "What each worker of a search does."
     run, cfg = Run.open(run), SearchConfig(**{**cfg, 'device': device})

@@ -179,6 +179,7 @@ def _shape(space:SearchSpace) -> str:
     "What two spaces must have in common for the weights of one to fit the other."
     return json.dumps({k: v for k, v in space.spec.items() if k in ('ops', 'rows', 'act', 'width')})
 
+# %% ../nbs/19_retraining.ipynb #a201bb60
 def first_weights(
     arch:Arch,
     dropout:float=0.,       # Before the classifier
@@ -210,6 +211,7 @@ def retrain_parameters(cfg:RetrainConfig, arch:Arch) -> dict:
     about = dict(method='retrain', arch=arch.space.decode(arch.path), inherit=source.name if source else '')
     return {**run_parameters(cfg), **about}
 
+# %% ../nbs/19_retraining.ipynb #2a753752
 def retrain_folder(cfg:RetrainConfig, arch:Arch) -> Path:
     "The folder of a run: as given, or runs/retrain-<space>-<path>-<seed> of the project."
     if cfg.run_dir:
@@ -237,7 +239,8 @@ class Retrainer(Loop):
 @patch
 def open_run(self:Retrainer) -> Run:
     "First weights, unless a checkpoint has them, then the run folder: what cannot work leaves no trace."
-    cfg, arch, folder = self.cfg, self.arch, retrain_folder(self.cfg, self.arch)
+    cfg, arch = self.cfg, self.arch
+    folder = retrain_folder(cfg, arch)
     source = None if checkpoints(folder) else inherited_from(cfg, arch)
     self.net = first_weights(arch, cfg.dropout, cfg.seed, source)
     return Run.create(folder, retrain_parameters(cfg, arch), arch.space, resume=cfg.resume)
@@ -272,6 +275,7 @@ def state(self:Retrainer) -> tuple[dict, dict]:
                       n_test=len(data.test))
     return tensors, dict(data=about_data, searched=self.arch.facts.get('scores'))
 
+# %% ../nbs/19_retraining.ipynb #aac548d0
 @patch
 def load_state(self:Retrainer, tensors:dict, meta:dict):
     "Take what `state` gave."
@@ -302,6 +306,7 @@ def train_step(self:Retrainer, x:Tensor, y:Tensor):
     self.optimizer.zero_grad()
     self.pending.append(StepRecord(loss.detach(), norm))
 
+# %% ../nbs/19_retraining.ipynb #19f5a926
 @patch
 def batches(self:Retrainer, epoch:int, start:int):
     cfg = self.cfg
@@ -315,17 +320,27 @@ def test_network(
     batches,               # Images and labels, e.g. `data.in_order('test')`
 ) -> dict:                 # loss, top1 and top5 in percent
     "Loss and accuracies of a network."
-    was, model, n, total = model.training, model.eval(), 0, torch.zeros(3, dtype=torch.float64)
+    was_training = model.training
+    model.eval()
+    total = torch.zeros(3, dtype=torch.float64)              # loss, hits at 1, hits at 5
+    n = 0
     for x, y in batches:
         logits = model(x).float()
-        right, earlier = logits.gather(1, y[:, None]), torch.arange(logits.shape[1], device=y.device) < y[:, None]
-        ahead = (logits > right) | ((logits == right) & earlier) | ~logits.isfinite().all(1, keepdim=True)
-        places = ahead.sum(1)                                # how many classes come before the right one
-        found = F.cross_entropy(logits, y, reduction='sum'), (places < 1).sum(), (places < 5).sum()
-        total, n = total + torch.stack([f.double() for f in found]).cpu(), n + len(y)
-    model.train(was)
+        n_before = _classes_before(logits, y)
+        found = F.cross_entropy(logits, y, reduction='sum'), (n_before < 1).sum(), (n_before < 5).sum()
+        total += torch.stack([f.double() for f in found]).cpu()
+        n += len(y)
+    model.train(was_training)
     loss, top1, top5 = (total / max(1, n)).tolist()
     return dict(loss=loss, top1=100 * top1, top5=100 * top5)
+
+def _classes_before(logits:Tensor, y:Tensor) -> Tensor:
+    "How many classes are ranked before the right one; all of them where a logit is not finite."
+    right = logits.gather(1, y[:, None])
+    earlier = torch.arange(logits.shape[1], device=y.device) < y[:, None]
+    is_before = (logits > right) | ((logits == right) & earlier)
+    broken = ~logits.isfinite().all(1, keepdim=True)
+    return (is_before | broken).sum(1)
 
 # %% ../nbs/19_retraining.ipynb #cdcdd7a1
 @patch
@@ -333,6 +348,7 @@ def begin_epoch(self:Retrainer, epoch:int):
     if self.step == 0 and not self.restored:
         self.save()      # inherited weights are here now, whatever their run does next
 
+# %% ../nbs/19_retraining.ipynb #3e72c5dc
 @patch
 def end_epoch(self:Retrainer, epoch:int):
     "Test the network, if it is time for it, and report."
@@ -344,6 +360,7 @@ def end_epoch(self:Retrainer, epoch:int):
     self.report_epoch(epoch, f'top-1 {average["top1"]:.1f} %',
                       f'top-5 {average["top5"]:.1f} % (without averaging {raw["top1"]:.1f} %)')
 
+# %% ../nbs/19_retraining.ipynb #85d5dc6a
 @patch
 def _test(self:Retrainer, model:nn.Module) -> dict:
     "Loss and accuracies of `model` on the test images."
@@ -351,12 +368,16 @@ def _test(self:Retrainer, model:nn.Module) -> dict:
     with self.autocast():
         return test_network(model, batches)
 
+# %% ../nbs/19_retraining.ipynb #e263c8b7
 @patch
 def results(self:Retrainer) -> dict:
     "The last test, and what the network costs."
+    last = {}
     tests = self.run.events('eval')
-    tests = tests[tests.step == self.step] if len(tests) else tests         # an older one is of other weights
-    last = tests.iloc[-1].drop(['t', 'step']).rename(dict(loss='test_loss')).to_dict() if len(tests) else {}
+    if len(tests):
+        tests = tests[tests.step == self.step]               # an older one is of other weights
+    if len(tests):
+        last = tests.iloc[-1].drop(['t', 'step']).rename(dict(loss='test_loss')).to_dict()
     return dict(**last, **self.arch.costs, path=self.arch.space.decode(self.arch.path, compact=True))
 
 # %% ../nbs/19_retraining.ipynb #544574d5
@@ -386,12 +407,14 @@ def retrained(
     path = space.encode(names)
     with seeded(0, 'retrained'):
         model = _fill(build_network(space, path), state, 'network')
-    data, tests = meta['data'], run.events('eval')
+    tests = run.events('eval')
     of_these_weights = len(tests) > 0 and tests.step.iloc[-1] == run.checkpoint()[0]
     last = tests.iloc[-1] if of_these_weights else {}
-    scores = {name: last.get(k) for name, k in dict(loss='loss', acc='top1', top5='top5').items()}
-    facts = dict(scores=scores, searched=meta['searched'], run=run.name, recipe=run.config['recipe'], data=data['name'],
-                 classes=data['classes'], mean=data['mean'], std=data['std'])
+    data = meta['data']
+    facts = dict(
+        scores=dict(loss=last.get('loss'), acc=last.get('top1'), top5=last.get('top5')), searched=meta['searched'],
+        run=run.name, recipe=run.config['recipe'], data=data['name'], classes=data['classes'], mean=data['mean'],
+        std=data['std'])
     return model, Arch(space, path, facts)
 
 # %% ../nbs/19_retraining.ipynb #1d13a3ba
@@ -399,14 +422,17 @@ def _svg_block(i:int, row, top:float, widest:float, colour:str) -> str:
     "One block: its bar, a dot if it has SE, and its name below."
     height = max(2, 200 * min(1.2, row.c_out / top))          # a wide head is cut off, or the layers would look flat
     breadth = 26 * min(1, max(.25, (row.ratio or 2) / widest)) if row.kernel else 3
-    x, name = 60 + 34*i, html.escape(str(row.op))
+    x = 60 + 34*i
+    name = html.escape(str(row.op))
     about = (f'{name}: {row.c_in} to {row.c_out} channels, {row.size} px, {row.flops:,} multiply-adds, '
              f'{row.params:,} params')
-    return (f'<rect x="{x - breadth/2:.1f}" y="{280 - height:.1f}" width="{breadth:.1f}" height="{height:.1f}" '
-            f'fill="{colour}"><title>{about}</title></rect>'
-            + (f'<circle cx="{x}" cy="{272 - height:.1f}" r="4" fill="#d55e00"/>' if row.se else '')
-            + f'<text x="{x}" y="292" transform="rotate(60 {x} 292)">{name}</text>'
-            + f'<text x="{x}" y="{268 - height - 6*bool(row.se):.1f}" text-anchor="middle">{row.c_out}</text>')
+    bar = (f'<rect x="{x - breadth/2:.1f}" y="{280 - height:.1f}" width="{breadth:.1f}" height="{height:.1f}" '
+           f'fill="{colour}"><title>{about}</title></rect>')
+    dot = f'<circle cx="{x}" cy="{272 - height:.1f}" r="4" fill="#d55e00"/>' if row.se else ''
+    below = f'<text x="{x}" y="292" transform="rotate(60 {x} 292)">{name}</text>'
+    y_channels = 262 - height if row.se else 268 - height
+    above = f'<text x="{x}" y="{y_channels:.1f}" text-anchor="middle">{row.c_out}</text>'
+    return bar + dot + below + above
 
 # %% ../nbs/19_retraining.ipynb #6422da01
 def network_svg(
@@ -416,12 +442,17 @@ def network_svg(
     "A network drawn block by block, as SVG."
     rows = rows.reset_index(drop=True)
     inner = ~rows.layer.isin(['stem', 'head'])
-    top, widest, width = rows.c_out[inner].max(), max(rows.ratio.max(), 1), 80 + 34*len(rows)
+    top = rows.c_out[inner].max()
+    widest = max(rows.ratio.max(), 1)
+    width = 80 + 34*len(rows)
     kernels = [k for k in KERNEL_COLOURS if k in set(rows.kernel)]
-    legend = ''.join(f'<rect x="{60 + 90*i}" y="36" width="10" height="10" fill="{KERNEL_COLOURS[k]}"/>'
-                     f'<text x="{74 + 90*i}" y="45">kernel {k}</text>' for i, k in enumerate(kernels))
-    blocks = ''.join(_svg_block(i, row, top, widest, KERNEL_COLOURS.get(row.kernel, '#c8c8c8'))
-                     for i, row in enumerate(rows.itertuples()))
+    legend = ''
+    for i, k in enumerate(kernels):
+        legend += f'<rect x="{60 + 90*i}" y="36" width="10" height="10" fill="{KERNEL_COLOURS[k]}"/>'
+        legend += f'<text x="{74 + 90*i}" y="45">kernel {k}</text>'
+    blocks = ''
+    for i, row in enumerate(rows.itertuples()):
+        blocks += _svg_block(i, row, top, widest, KERNEL_COLOURS.get(row.kernel, '#c8c8c8'))
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 400" width="{width}" height="400">'
             '<style>text{font:11px Helvetica,Arial,sans-serif;fill:#606060}.t{font-size:15px}</style>'
             f'<rect width="100%" height="100%" fill="white"/><text class="t" x="46" y="22">{html.escape(title)}</text>'
@@ -434,6 +465,7 @@ def _check_export(what:str, expected:Tensor, given:Tensor):
     if not far < 1e-4:
         raise InputError(f'{what} gives other outputs than the network (largest relative difference {far:.2g}).')
 
+# %% ../nbs/19_retraining.ipynb #5c47265a
 def export_program(model:nn.Module, x:Tensor, file:Path) -> torch.export.ExportedProgram:
     "Write `model` as a program of torch.export for any number of images like `x`, and check it."
     import io
@@ -494,6 +526,7 @@ print(facts['classes'][logits.argmax()])
 def _percent(value:float|None) -> str:
     return 'not known' if value is None else f'{value:.2f} %'
 
+# %% ../nbs/19_retraining.ipynb #c29404d5
 def model_card(
     arch:Arch,           # From `retrained`
     config:dict,         # Of its run

@@ -140,6 +140,7 @@ def _read(self:Sampler, name:str, saved:Tensor):
         return saved.item()
     return (self.space.check(saved) if now.ndim == 2 else saved).clone()
 
+# %% ../nbs/10_sampler.ipynb #1de6a973
 @patch
 def load_state_dict(self:Sampler, state:dict[str, Tensor]):
     "Go on from where `state_dict` was taken."
@@ -256,6 +257,7 @@ def _explore(self:GreedySampler) -> Tensor:
     chosen = self.pool[torch.randint(len(self.pool), (self.m,), generator=self.generator)]
     return torch.where(from_pool, chosen, paths)
 
+# %% ../nbs/10_sampler.ipynb #4176e937
 @patch
 def refill(self:GreedySampler, n:int) -> Tensor:
     "The best `k` of `m` new paths."

@@ -38,7 +38,7 @@ def build_head(
     dropout:float=0.,      # Before the classifier
 ) -> nn.Sequential:
     "What follows the choice layers: the last blocks, pooling, dropout, classifier."
-    check_value('dropout', dropout, Share)
+    dropout = check_value('dropout', dropout, Share)
     blocks = [build(op, layer) for op, layer in space.head]
     last_layer = space.head[-1][1] if space.head else space.layers[-1]
     classifier = nn.Linear(last_layer.c_out, space.n_classes)
@@ -250,12 +250,14 @@ def borrowed(
     momenta = [m.momentum for m in norms]
     kept = [(b, b.clone()) for m in (norms if moved is None else moved) for b in m.buffers()]
     net.eval()
-    try: yield norms
+    try:
+        yield norms
     finally:
-        for m, momentum in zip(norms, momenta):
+        for m, momentum in zip(norms, momenta, strict=True):
             m.momentum = momentum
             m.track_running_stats = True
-        for buffer, old in kept: buffer.copy_(old)
+        for buffer, old in kept:
+            buffer.copy_(old)
         net.train(training)
 
 # %% ../nbs/06_supernet.ipynb #1da5ff8a
@@ -283,7 +285,8 @@ def check_images(space:SearchSpace, x, y):
     if x.device != y.device:
         raise InputError(f'Images and labels must be on one device; given: {x.device} and {y.device}.')
     low, high, n = int(y.min()), int(y.max()), space.n_classes
-    if low < 0 or high >= n: raise InputError(f'Labels of {space.name} run from 0 to {n - 1}; given: {low} to {high}.')
+    if low < 0 or high >= n:
+        raise InputError(f'Labels of {space.name} run from 0 to {n - 1}; given: {low} to {high}.')
 
 # %% ../nbs/06_supernet.ipynb #bb1dc934
 class SupernetEvaluator:
@@ -297,10 +300,12 @@ class SupernetEvaluator:
         amp:bool=False,                  # bfloat16 autocast
     ):
         check_images(net.space, x, y)
-        if calibration is not None: check_images(net.space, calibration, y[:1].expand(len(calibration)))
+        if calibration is not None:
+            check_images(net.space, calibration, y[:1].expand(len(calibration)))
         check_value('batch_size', batch_size, Count)
         self.net, self.space, self.y, self.share, self.amp = net, net.space, y.long(), share, amp
-        parts = lambda x: list(x.tensor_split(-(-len(x) // batch_size)))       # of even size: one image has no statistics
+        def parts(x):
+            return list(x.tensor_split(-(-len(x) // batch_size)))       # of even size: one image has no statistics
         self.x, self.calibration = parts(x), [] if calibration is None else parts(calibration)
 
 # %% ../nbs/06_supernet.ipynb #fbcb14ac
@@ -314,9 +319,11 @@ def _flow(self:SupernetEvaluator, block, state):
         m.training = True
     calibrated = []
     for k, batch in enumerate(calibration):
-        for m in norms: m.momentum = 1 / (k + 1)      # mean over the batches; `None` is the same, and waits for the device
+        for m in norms:
+            m.momentum = 1 / (k + 1)      # mean over the batches; `None` is the same, and waits for the device
         calibrated.append(block(batch))
-    for m in norms: m.training = False
+    for m in norms:
+        m.training = False
     return calibrated, [block(b) for b in x]
 
 @patch
@@ -330,7 +337,8 @@ def _score(self:SupernetEvaluator, state) -> Tensor:
 @patch
 def _moved(self:SupernetEvaluator, paths:Tensor) -> list[nn.Module]:
     "Batch norms that calibration on `paths` gives other statistics: none of ops that no path uses."
-    if not self.calibration: return []
+    if not self.calibration:
+        return []
     blocks = dict.fromkeys(block for path in paths for block in self.net.blocks(path))
     return [m for part in (self.net.stem, *blocks, self.net.head) for m in batch_norms(part)]
 
@@ -339,14 +347,17 @@ def __call__(self:SupernetEvaluator, paths:Tensor) -> Scores:
     "Scores of `paths`, each shape `(n,)`, in the order given."
     paths = torch.atleast_2d(self.space.check(paths))
     order, shared = prefix_order(paths)
-    if not self.share: shared = [0] * len(paths)
+    if not self.share:
+        shared = [0] * len(paths)
     scores = torch.empty(len(paths), 2)
     autocast = torch.autocast(self.y.device.type, torch.bfloat16, enabled=self.amp)
     with borrowed(self.net, self._moved(paths)) as norms, torch.no_grad(), autocast:
         if not self.calibration:
-            for m in norms: m.training, m.track_running_stats = True, False            # statistics of the batch
+            for m in norms:
+                m.training, m.track_running_stats = True, False            # statistics of the batch
         rows = list(self._walk(paths[order], shared, shared[1:] + [0]))
-        if rows: scores[order] = torch.stack(rows).cpu()
+        if rows:
+            scores[order] = torch.stack(rows).cpu()
     return Scores(*scores.unbind(1))
 
 # %% ../nbs/06_supernet.ipynb #12841c80
@@ -354,11 +365,13 @@ def __call__(self:SupernetEvaluator, paths:Tensor) -> Scores:
 def _walk(self:SupernetEvaluator, paths, shared, shared_next):
     "Scores of sorted `paths`, each starting from the last output that it shares with the path before."
     kept = []                                                        # states after the stem, after layer 0, ...
-    for path, start, keep in zip(paths, shared, shared_next):
-        if not kept or not self.share: kept = [self._flow(self.net.stem, (self.calibration, self.x))]
+    for path, start, keep in zip(paths, shared, shared_next, strict=True):
+        if not kept or not self.share:
+            kept = [self._flow(self.net.stem, (self.calibration, self.x))]
         kept, blocks = kept[:start + 1], self.net.blocks(path)
         state = kept[-1]
         for layer, block in enumerate(blocks[start:], start):
             state = self._flow(block, state)
-            if layer < keep: kept.append(state)
+            if layer < keep:
+                kept.append(state)
         yield self._score(state)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ABSENT', 'RECIPES', 'SHORT_MOBILE', 'SPACE_OVERRIDES', 'SHARING', 'Trainer', 'WeightConfig', 'TrainConfig',
            'read_config', 'scaled_schedule', 'recipe_of', 'choose_recipe', 'make_config', 'SupernetTask', 'load_task',
-           'run_folder', 'one_set', 'SupernetTrainer', 'warmed_up', 'train_worker', 'train_supernet']
+           'run_folder', 'one_set', 'SupernetTrainer', 'warmed_up', 'as_recorded', 'train_worker', 'train_supernet']
 
 # %% ../nbs/17_training.ipynb #ef61b0dc
 import dataclasses
@@ -121,6 +121,7 @@ def choose_recipe(recipe:str='', data:str='digits', space:str='mbse', **others) 
     by_data = dict(digits='demo', cifar10='short')
     return one_of('recipe', recipe or by_data.get(data, papers), RECIPES)
 
+# %% ../nbs/17_training.ipynb #db5f41d6
 def make_config(recipe:str='', **given) -> TrainConfig:
     "A config from a named recipe and what is `given`."
     space = TrainConfig(**given).space
@@ -134,6 +135,7 @@ class SupernetTask(NamedTuple):
     data:Data
     space:SearchSpace       # of the size and the classes of the images
 
+# %% ../nbs/17_training.ipynb #e2d906b4
 def load_task(cfg:TrainConfig) -> SupernetTask:
     "Read the images, and make a space of their size and classes."
     size = cfg.image_size or get_space(cfg.space).image_size
@@ -142,6 +144,7 @@ def load_task(cfg:TrainConfig) -> SupernetTask:
         raise InputError(f'batch_size is {cfg.batch_size}; {data.name} has {len(data.train)} training images.')
     return SupernetTask(data, get_space(cfg.space, n_classes=data.n_classes, image_size=size, width=cfg.width))
 
+# %% ../nbs/17_training.ipynb #1b4e46c4
 def run_folder(cfg:TrainConfig) -> Path:
     "The folder of a run: as given, or runs/<space>-<method>-<parts given by name>-<seed> of the project."
     if cfg.run_dir:
@@ -208,6 +211,7 @@ def build(self:SupernetTrainer, checkpoint):
         self.algorithm.filt.to(device)
     self._agree_on_paths()
 
+# %% ../nbs/17_training.ipynb #1b11f295
 @patch
 def _evaluator(self:SupernetTrainer, name:str, x:Tensor, y:Tensor) -> DistributedEvaluator:
     "Scores of paths on these images, by all workers."
@@ -233,6 +237,7 @@ def state(self:SupernetTrainer) -> tuple[dict, dict]:
         tensors |= pack(name, state)
     return tensors, numbers
 
+# %% ../nbs/17_training.ipynb #c0ab729f
 @patch
 def load_state(self:SupernetTrainer, tensors:dict, meta:dict):
     "Take what `state` gave."
@@ -262,6 +267,7 @@ def warmed_up(
                          f'Run it with stop_epoch={cfg.warmup_epochs}.')
     return tensors
 
+# %% ../nbs/17_training.ipynb #8c8fdcf4
 def _same_start(there:dict, cfg:TrainConfig) -> bool:
     "Does a run with the parameters `there` warm up by uniform paths in the same kind of supernet?"
     if there.get('method') not in METHODS:
@@ -270,6 +276,7 @@ def _same_start(there:dict, cfg:TrainConfig) -> bool:
     sampler = SAMPLERS.get(there['sampler'] or method.sampler)
     return sampler is not None and sampler.warms_up and method.sharing == parts_of(cfg).sharing
 
+# %% ../nbs/17_training.ipynb #9da370d5
 @patch
 def start_fresh(self:SupernetTrainer):
     "Begin with what another run has learned in its warm-up, if one is given."
@@ -315,6 +322,7 @@ def batches(self:SupernetTrainer, epoch:int, start:int):
     return self.data.batches(cfg.batch_size, epoch, start, self.device, cfg.n_workers, cfg.augment or None,
                              part=(world.rank, world.size))
 
+# %% ../nbs/17_training.ipynb #ae6bdbff
 @patch
 def step_facts(self:SupernetTrainer) -> dict:
     "The paths that were trained since the last time."
@@ -365,6 +373,7 @@ def _round(self:SupernetTrainer, epoch:int) -> tuple[dict, Tensor]:
         self.run.keep_filter(facts['round'], self.algorithm.filt)
     return facts, self.space.alive
 
+# %% ../nbs/17_training.ipynb #6a8410ed
 @patch
 def _follow(self:SupernetTrainer, alive:Tensor):
     "Do to space, net and samplers of another worker what a round did to those of rank 0."
@@ -397,6 +406,7 @@ def begin_epoch(self:SupernetTrainer, epoch:int):
     if not self.stop_reason:
         self.algorithm.begin(epoch)
 
+# %% ../nbs/17_training.ipynb #417e221b
 @patch
 def end_epoch(self:SupernetTrainer, epoch:int):
     "Log and report what was kept."
@@ -415,6 +425,7 @@ def _compare(self:SupernetTrainer, n:int) -> dict:
         self.log('eval', paths=name, n=n, **found[name])
     return found
 
+# %% ../nbs/17_training.ipynb #046b2075
 @patch
 def results(self:SupernetTrainer) -> dict:
     "What the run found."
@@ -423,6 +434,21 @@ def results(self:SupernetTrainer) -> dict:
                 log10_size=math.log10(self.space.size))
 
 # %% ../nbs/17_training.ipynb #eb1d5b1f
+def as_recorded(cfg:TrainConfig) -> TrainConfig:
+    "`cfg` with the old meaning of parameters that the run in its folder lacks, if an older version wrote one."
+    folder = run_folder(cfg)
+    if not (folder/'config.json').exists():
+        return cfg
+    there = Run.open(folder).config
+    lacking = {name: value for name, value in ABSENT.items() if name not in there}
+    for name, value in lacking.items():
+        given = getattr(cfg, name)
+        if given not in (value, getattr(TrainConfig, name)):      # not the default: somebody asked for it
+            raise InputError(f'{folder} holds a run of another config: {name} ({given!r} given, {value!r} there). '
+                             'Nothing was changed. Choose another folder, or give the same values.')
+    return cfg.replace(run_dir=str(folder), **lacking)
+
+# %% ../nbs/17_training.ipynb #a89a3867
 def train_worker(cfg:dict, space:str, device:str):
     "What each worker of a run does: given are parameters of `TrainConfig`, the space as JSON and the worker's device."
     cfg = TrainConfig(**{**cfg, 'device': device})
@@ -437,6 +463,7 @@ def train_worker(cfg:dict, space:str, device:str):
         return
     SupernetTrainer(cfg, report).train()
 
+# %% ../nbs/17_training.ipynb #63f960b9
 def _train_together(cfg:TrainConfig, report:Callable|None, task:SupernetTask|None) -> Run:
     "Train with several workers."
     part_of_batch(cfg.batch_size, procs_here(cfg, cfg.device) * cfg.n_nodes)
@@ -461,6 +488,7 @@ def train_supernet(
     task:SupernetTask|None=None,         # From `load_task`, if it was loaded before
 ) -> Run:
     "Train a supernet, or go on with a run that was interrupted; the run folder holds everything."
+    cfg = as_recorded(cfg)
     if procs_here(cfg, cfg.device) * cfg.n_nodes > 1:
         return _train_together(cfg, report, task)
     ended = ended_run(run_folder(cfg), run_parameters(cfg), report, absent=ABSENT) if cfg.resume else None

@@ -7,9 +7,9 @@ __all__ = ['GREY', 'THIN', 'FAINT', 'CLEAR', 'DASHED', 'SEQUENTIAL', 'BUTTONS', 
            'TICKS', 'LAYER_FACTS', 'LAYER_HOVER', 'FILTER_LOSSES', 'DECISIONS', 'MERGE_HOVER', 'TEST_CURVES',
            'line_style', 'bar_style', 'as_text', 'figure', 'plot_space', 'plot_path', 'plot_confidence',
            'plot_filter_history', 'plot_phi', 'plot_phi_rounds', 'plot_filter_losses', 'plot_precision_recall',
-           'plot_steps', 'plot_acceptance', 'plot_agreement', 'plot_similarity', 'plot_pairs', 'as_decision',
-           'plot_merges', 'plot_size', 'plot_what_if', 'plot_alive', 'plot_ranks', 'plot_nothing', 'as_png',
-           'plot_retraining', 'plot_detection', 'plot_pareto', 'plot_scores', 'plot_curves', 'plot_intervals']
+           'plot_steps', 'plot_acceptance', 'plot_agreement', 'plot_similarity', 'plot_pairs', 'plot_merges',
+           'plot_size', 'plot_what_if', 'plot_alive', 'plot_ranks', 'plot_nothing', 'as_png', 'plot_retraining',
+           'plot_detection', 'plot_pareto', 'plot_scores', 'plot_curves', 'plot_intervals']
 
 # %% ../nbs/21_viz.ipynb #dcaf9ac5
 import textwrap
@@ -496,10 +496,6 @@ DECISIONS = {                                      # in an event: name, colour a
 MERGE_HOVER = ('layer %{y}, round %{customdata[3]}<br>%{customdata[0]} takes the place of %{customdata[1]}<br>'
                'similarity %{customdata[2]:.3f}')
 
-def as_decision(text:str) -> str:
-    "What was decided, in the words of today: runs of earlier versions wrote '... is better'."
-    return BETTER if str(text).endswith(' is better') else text
-
 def plot_merges(merges:pd.DataFrame) -> go.Figure:
     "Timeline of merges: `round`, `layer`, `kept`, `removed`, `similarity`, `decision`."
     fig = figure(title='Merges', x='round', y='layer', height=420, showlegend=True)
@@ -508,7 +504,6 @@ def plot_merges(merges:pd.DataFrame) -> go.Figure:
         at=merges['round'] + .08*nth,
         kept=merges.kept.map(as_text),
         removed=merges.removed.map(as_text),
-        decision=merges.decision.map(as_decision),
     )
     for decision, rows in facts.groupby('decision', sort=False):
         unknown = as_text(decision), COLOURS[3], 'diamond'

@@ -27,13 +27,11 @@ from greedynasv2.core import (
     Share,
     Whole,
     config,
-    generator,
-    one_of,
     progress,
     seeded,
     write_atomic,
 )
-from .spaces import SearchSpace, get_space
+from .spaces import SearchSpace
 
 # %% ../nbs/08_vpu.ipynb #1194075c
 def confidence(
@@ -443,7 +441,8 @@ def _batch_loss(filt, cfg, prior, p, u):
 
     def mixture():
         sigma = torch.full((), cfg.sigma, device=device)
-        return torch.distributions.Beta(sigma, sigma, validate_args=False).sample((n_mix,))      # a check would wait for a GPU
+        beta = torch.distributions.Beta(sigma, sigma, validate_args=False)      # a check would wait for a GPU
+        return beta.sample((n_mix,))
 
     if vpu and not cfg.dropout and device.type == 'cpu':
         return vpu_loss_by_tables(filt, p, u, mixture(), cfg.lam)
@@ -464,7 +463,7 @@ def _refuse(filt, before, cfg, step, loss):
 
 def _steps(filt, weak, unlabelled, cfg, n, what='filter'):
     """Train for `n` steps; yield how many were done, and the last loss, some thirty times, more often at the beginning.
-    On a GPU, which would have to be waited for, the caller looks whether losses are finite: once there is NaN, it stays."""
+    On a GPU the caller looks whether losses are finite, so that no step waits: once there is NaN, it stays."""
     prior = cfg.prior if cfg.method != 'pn' else len(weak) / (len(weak) + len(unlabelled))
     device = filt.own.device
     weak, unlabelled = _to(weak, device), _to(unlabelled, device)
@@ -520,26 +519,32 @@ def cross_validate(
     filt:PathFilter,                     # Its weights are as before afterwards
     weak:Tensor, unlabelled:Tensor,
     cfg:FilterConfig, n_iters:int,
-) -> pd.DataFrame|None:                  # By step: `loss`, `kept_weak` of `n` held-out paths, `kept_all`; None = none
+) -> pd.DataFrame|None:                  # By step: `loss`, `kept_weak` of `n` held-out paths, `kept_all`; None = no folds
     "What filters that have not seen a part of the weak paths think of it, over the steps of their training."
-    start, rows, folds = _weights(filt), [], _folds(weak, cfg.folds * (cfg.method == 'vpu'))
-    device, last = filt.own.device, []
+    start = _weights(filt)
+    device = filt.own.device
+    on_cpu = device.type == 'cpu'
     unlabelled = _to(unlabelled, device)
+    folds = _folds(weak, cfg.folds if cfg.method == 'vpu' else 0)
+    if not folds:
+        return None
+    rows = []           # a list a fold
+    last_losses = []    # of training, a fold each
     for k, (learn, held) in enumerate(folds):
-        held, seen = _to(held, device), []
-        for step, loss in _steps(filt, learn, unlabelled, cfg, n_iters, f'filter, part {k + 1} of {len(folds)} held out'):
+        held = _to(held, device)
+        seen = []
+        what = f'filter, part {k + 1} of {len(folds)} held out'
+        for step, loss in _steps(filt, learn, unlabelled, cfg, n_iters, what):      # noqa: B007
             seen.append(dict(fold=k, step=step, n=len(held), **_opinion(filt, held, unlabelled)))
-            if device.type == 'cpu' and _is_over([row['loss'].item() for row in seen], cfg):
+            if on_cpu and _is_over([row['loss'].item() for row in seen], cfg):
                 break
         rows.append(seen)
-        last.append(dict(loss=loss))
+        last_losses.append(dict(loss=loss))
         filt.load_state_dict(start)
-    if not rows:
-        return None
-    numbers = iter(_numbers([row for seen in rows for row in seen] + last))         # all that was left on a GPU, at once
+    numbers = iter(_numbers([row for seen in rows for row in seen] + last_losses))      # one wait for a GPU
     rows = [[next(numbers) for _ in seen] for seen in rows]
     for row in numbers:
-        if device.type != 'cpu' and not math.isfinite(row['loss']):
+        if not on_cpu and not math.isfinite(row['loss']):
             _refuse(filt, start, cfg, n_iters - 1, row['loss'])
     return _pool([row for seen in rows for row in _until_over(seen, cfg)])
 

@@ -856,15 +856,14 @@ def spaced(table:str) -> str:
 
 def merges_table(merges:pd.DataFrame) -> pd.DataFrame:
     "The decisions as a person reads them."
-    decisions = merges.decision.map(viz.as_decision)
     return pd.DataFrame({
         'round': merges['round'].fillna(-1).astype(int),
         'layer': merges.layer.fillna(-1).astype(int),
         'pair': merges.kept + ' + ' + merges.removed,
         'similarity': merges.similarity.map('{:.3f}'.format),
-        'kept': merges.kept.where(decisions == 'merge', 'both'),
-        'decision': decisions,
-        'why': [WHY.get(decision, decision) for decision in decisions],
+        'kept': merges.kept.where(merges.decision == 'merge', 'both'),
+        'decision': merges.decision,
+        'why': [WHY.get(decision, decision) for decision in merges.decision],
     })
 
 def merges_html(merges:pd.DataFrame, n:int=200) -> str:

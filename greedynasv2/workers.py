@@ -11,6 +11,7 @@ __all__ = ['WORKERS', 'world', 'JOBS', 'START', 'WorkerConfig', 'procs_here', 'p
 import importlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -196,6 +197,7 @@ def join(
     node_rank:int,        # Of this machine
     device:str,           # auto, cpu or cuda
     restarts:int=0,       # How often the workers of this machine were started before
+    meet:Path|None=None,  # File through which the workers of one machine meet; None = as torch's launcher says
 ) -> str:                 # The device of this worker
     "Meet the other workers; from here on `world` knows of them."
     local = int(os.environ['LOCAL_RANK'])
@@ -203,7 +205,13 @@ def join(
     if on_cuda:
         torch.cuda.set_device(local)
     backend = 'cpu:gloo,cuda:nccl' if on_cuda else 'gloo'
-    dist.init_process_group(backend, timeout=timedelta(hours=1))        # rounds take long
+    timeout = timedelta(hours=1)        # rounds take long
+    if meet is None:
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        rank, size = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
+        dist.init_process_group(backend, store=dist.FileStore(str(meet), size), rank=rank, world_size=size,
+                                timeout=timeout)
     places = [None] * dist.get_world_size()
     dist.all_gather_object(places, (node_rank, local, dist.get_rank()))
     places.sort()
@@ -249,7 +257,9 @@ def work():
     failed = folder/f'error-{local}.json'
     failed.unlink(missing_ok=True)
     try:
-        device = join(orders['node_rank'], orders['device'], _starts(folder, local))
+        restart = os.environ['TORCHELASTIC_RESTART_COUNT']       # each start has a file of its own
+        meet = folder/f'workers-{restart}' if orders['n_nodes'] == 1 else None
+        device = join(orders['node_rank'], orders['device'], _starts(folder, local), meet)
         call(orders['target'], {**orders['arguments'], 'device': device})
         dist.destroy_process_group()
     except BaseException as e:
@@ -267,11 +277,17 @@ def meeting(orders:dict):
     from torch.distributed.launcher.api import LaunchConfig
     n = orders['n_nodes']
     first = orders['node_rank'] == 0
-    endpoint = orders['rdzv'] if n > 1 else '127.0.0.1:0'
+    if n == 1:
+        endpoint = str(Path(orders['folder'])/'launchers')      # a file: nobody can connect to it
+        address = '127.0.0.1'
+        where = dict(store_type='file')
+    else:
+        endpoint = orders['rdzv']
+        address = endpoint.rpartition(':')[0] if first else None      # the name by which others know node 0
+        where = dict(is_host=first, read_timeout=900)
     return LaunchConfig(
-        n, n, orders['n_procs'], run_id='greedynasv2', max_restarts=orders['max_restarts'],
-        rdzv_backend='c10d', rdzv_endpoint=endpoint, rdzv_configs=dict(is_host=first, join_timeout=900, read_timeout=900),
-        local_addr=endpoint.rpartition(':')[0] if first else None,      # the name by which others know node 0
+        n, n, orders['n_procs'], run_id='greedynasv2', max_restarts=orders['max_restarts'], rdzv_backend='c10d',
+        rdzv_endpoint=endpoint, rdzv_configs=dict(join_timeout=900, **where), local_addr=address,
         logs_specs=DefaultLogsSpecs(log_dir=orders['folder']))
 
 # %% ../nbs/15_workers.ipynb #5a93339f
@@ -296,6 +312,7 @@ def launcher():
 class WorkerError(InputError):
     "The workers could not do their job; the message says which one failed first, and how."
 
+# %% ../nbs/15_workers.ipynb #0166d906
 def _complain(folder:Path, code:int, cfg:WorkerConfig):
     "Raise the error that the workers failed with, if they did."
     errors = [json.loads(f.read_text()) for f in folder.glob('error-*.json')]
@@ -311,14 +328,24 @@ def _complain(folder:Path, code:int, cfg:WorkerConfig):
     raise WorkerError(f'The workers of node {cfg.node_rank} failed after {again} restarts: {shown}')
 
 # %% ../nbs/15_workers.ipynb #2a7dd343
-def _environment(n_procs:int) -> dict:
-    "That of a worker: the same library as here, and its share of the cores."
+def _loopback() -> dict:
+    "Variables that keep the sockets of gloo and nccl on this machine."
+    names = [name for _, name in socket.if_nameindex()] if hasattr(socket, 'if_nameindex') else []
+    name = next((name for name in ('lo', 'lo0') if name in names), None)
+    return dict(GLOO_SOCKET_IFNAME=name, NCCL_SOCKET_IFNAME=f'={name}') if name else {}
+
+def _environment(n_procs:int, n_nodes:int=1) -> dict:
+    "That of a worker: the same library as here, its share of the cores, and on one machine the loopback interface."
     paths = [str(Path(greedynasv2.__file__).parent.parent)]
     if os.environ.get('PYTHONPATH'):
         paths.append(os.environ['PYTHONPATH'])
     threads = str(max(1, (os.cpu_count() or 1) // n_procs))
-    return {'OMP_NUM_THREADS': threads, **os.environ, 'PYTHONPATH': os.pathsep.join(paths)}
+    found = {'OMP_NUM_THREADS': threads, **os.environ, 'PYTHONPATH': os.pathsep.join(paths)}
+    if n_nodes == 1:
+        found |= _loopback()
+    return found
 
+# %% ../nbs/15_workers.ipynb #48a66983
 def _end(process:subprocess.Popen):
     "End a launcher, and with it its workers, if it still runs."
     if process.poll() is not None:
@@ -346,7 +373,7 @@ def launch(
         with open(folder/'stderr', 'wb') as stderr:
             process = subprocess.Popen(
                 [sys.executable, '-c', START.format('launcher'), str(folder)], stdin=subprocess.DEVNULL, text=True,
-                stdout=subprocess.PIPE, stderr=stderr, env=_environment(n_procs), start_new_session=True)
+                stdout=subprocess.PIPE, stderr=stderr, env=_environment(n_procs, cfg.n_nodes), start_new_session=True)
             try:
                 for line in process.stdout:
                     (report or (lambda line: None))(line.rstrip('\n'))

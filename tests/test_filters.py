@@ -135,6 +135,21 @@ def test_dropped_ops_are_weak(kind):
 
 
 @pytest.mark.parametrize('kind', KINDS)
+def test_after_a_drop_the_same_share_is_kept(kind):
+    "Whatever the dropped op was worth."
+    space = SearchSpace.from_json(get_space('nasbench_macro').to_json())
+    loss = additive(space)
+    filt = FILTERS[kind](space)
+    filt.fit(labels_of(space, loss, q=.8), seed=0)
+    worst = int(filt.layer[0].argmax())
+    unlabelled = space.sample(5000, torch.Generator().manual_seed(2))
+    space.drop(0, worst)
+    filt.normalise(unlabelled)
+    alive = space.sample(5000, torch.Generator().manual_seed(3))
+    assert abs((~filt.is_weak(alive)).double().mean() - .2) < .03
+
+
+@pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('n', [1, 2, 19, 20, 60])
 def test_few_paths_never_break_it(kind, n):
     "Fewer paths than features: a reason, or a filter; and every number finite."
@@ -240,3 +255,35 @@ def test_targets_keep_the_order():
     for kind in ('rank', 'sqrt', 'log', 'normal'):
         t = target(rank, kind)
         assert (np.diff(t) > 0).all() and np.isfinite(t).all() and abs(t.std() - 1) < 1e-9
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_algorithm_1_resumes_with_it(kind):
+    "Rounds with merges; gone on with from its state, the next rounds and paths are the same."
+    from greedynasv2.algorithm import Algorithm1, SimulationConfig
+    from greedynasv2.core import Scores
+    cfg = SimulationConfig(method='greedynasv2', filter=kind, m=300, memory=3, stop_rule='none', merge_threshold=.6)
+
+    def new():
+        space = SearchSpace.from_json(get_space('nasbench_macro').to_json())
+        loss = additive(space)
+        return Algorithm1(cfg, space, lambda p: Scores(loss=loss(p).float(), acc=-loss(p).float()))
+
+    def go_on(algorithm, epochs):
+        paths = []
+        for epoch in epochs:
+            facts = algorithm.round(epoch)
+            assert not facts['verdict']
+            algorithm.begin(epoch)
+            paths.append(torch.cat([algorithm.sample() for _ in range(20)]))
+        return torch.cat(paths)
+
+    first = new()
+    go_on(first, (20, 40))
+    tensors, numbers = first.state_dicts()
+    tensors = {part: {k: v.clone() for k, v in state.items()} for part, state in tensors.items()}
+    second = new()
+    for layer, op in (~first.space.alive).nonzero().tolist(): second.space.drop(layer, op)
+    second.load_state_dicts(tensors, numbers)
+    assert torch.equal(go_on(first, (60, 80)), go_on(second, (60, 80)))
+    assert all(torch.equal(a, b) for a, b in zip(first.filt.state_dict().values(), second.filt.state_dict().values()))

@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from greedynasv2.blocks import build, common_weights, conv_bn, start_from
 from greedynasv2.core import InputError, set_seed
-from greedynasv2.spaces import get_space
+from greedynasv2.spaces import Cost, Layer, SearchSpace, get_space, parse_op, register_op
 from greedynasv2.supernet import SuperNet, SupernetEvaluator, step_path
 
 SMALL = [('mbse_mix_shuffle', 1.), ('res50se', .25), ('nasbench_macro', 1.)]
@@ -171,3 +172,41 @@ def test_table_has_the_same_face(data_file):
     scores = evaluate(evaluate.space.encode(['22212220', '00000000']))
     assert [round(a, 2) for a in scores.acc.tolist()] == [93.13, 45.36]
     assert torch.equal(scores.loss.argsort(), scores.acc.argsort(descending=True))
+
+
+def test_a_block_with_an_align_method_is_aligned():
+    "An op of one's own joins by `align`; one without it keeps torch's weights; a dropped op is passed over."
+    class Own(torch.nn.Sequential):
+        def align(self, common, noise):
+            start_from(self[0], common.linear, noise)
+
+    def without(op, layer):
+        return conv_bn(layer.c_in, layer.c_out, 1, layer.stride)
+
+    def own(op, layer):
+        return Own(*without(op, layer))
+
+    register_op('Joins', cost=lambda op, layer: Cost(), module=own)
+    register_op('StaysOut', cost=lambda op, layer: Cost(), module=without)
+    space = SearchSpace('own', ['ID', 'Joins', 'StaysOut', 'MB3_K3'], [('Conv_K3', 8, 1, 2), ('choice', 16, 2, 2)],
+                        n_classes=10, image_size=16)
+    space.drop(1, 3)
+    net = SuperNet(space)
+    joins, stays = (net.layers[0][k][0].weight for k in (1, 2))
+    before = joins.clone(), stays.clone()
+    net.align(noise=0)
+    assert not torch.equal(joins, before[0]) and torch.equal(stays, before[1])
+    assert torch.equal(joins, net.layers[0][0][0].weight)      # ID starts from the same linear map
+
+
+@pytest.mark.parametrize('name, layer', [('MB1_MIX', Layer(8, 16, 1, 8)), ('MB1_K3', Layer(8, 8, 1, 8)),
+                                         ('Shuffle_3', Layer(32, 24, 1, 8)), ('Shuffle_x', Layer(8, 32, 1, 8)),
+                                         ('Shuffle_5', Layer(8, 32, 2, 8)), ('ResNeXt_K3_1x', Layer(8, 16, 2, 8))])
+def test_blocks_of_every_shape_are_aligned(name, layer):
+    "Also where channels shrink at stride 1, and where nothing is expanded; outputs stay finite."
+    set_seed(0)
+    op = parse_op(name)
+    block = build(op, layer)
+    block.align(common_weights(layer, {op.kind}), noise=.1)
+    assert block(torch.randn(4, layer.c_in, 8, 8)).isfinite().all()
+    assert all(p.is_leaf and p.requires_grad for p in block.parameters())
