@@ -1,6 +1,7 @@
 """The long acceptance runs of training: whole demo runs through papermill, and one run that is killed ten times.
 
-What they measure goes to results/training.json. `make accept` calls this; a part alone: python tests/accept.py demos mbse
+What they measure goes to results/training.json. `make accept` calls this. A part alone: python tests/accept.py demos
+mbse
 """
 import json
 import os
@@ -41,7 +42,7 @@ def cifar_folder(folder, n_train=200, n_test=20):
 
 
 def demo(name, folder, **parameters):
-    "One run of nbs/train_supernet.ipynb by papermill: what its events tell."
+    "One run of nbs/train_supernet.ipynb by papermill: what its events say."
     run_dir = Path(folder)/name
     given = [a for k, v in dict(parameters, run_dir=run_dir).items() for a in ('-p', k, str(v))]
     papermill = Path(sys.executable).with_name('papermill')
@@ -52,10 +53,11 @@ def demo(name, folder, **parameters):
     rounds, steps = run.events('round'), run.events('step')
     columns = ['epoch', 'q', 'kept', 'u', 'kappa', 'merged', 'ops', 'verdict']
     tenth = max(1, len(steps) // 10)
+    table = rounds.reindex(columns=columns).round(3).astype(object)
     row = dict(name=name, parameters=parameters, minutes=round(minutes, 2), status=run.status,
                steps=int(steps.step.max()), loss_first_tenth=round(steps.loss[:tenth].mean(), 3),
                loss_last_tenth=round(steps.loss[-tenth:].mean(), 3),
-               rounds=rounds.reindex(columns=columns).round(3).astype(object).where(lambda d: d.notna(), None).to_dict('records'),
+               rounds=table.where(table.notna(), None).to_dict('records'),
                acceptance=run.events('accept')[['epoch', 'rate']].round(4).to_dict('list'),
                merges=int((run.events('merge').get('decision') == 'merge').sum()) if len(run.events('merge')) else 0,
                compared=run.results['compared'], notebook_mb=round(out.stat().st_size / 1e6, 2))
@@ -98,13 +100,16 @@ def kills(folder, n=10, seed=0):
     wait = began_steps + .3 * part, began_steps + 1.2 * part
     n_kills = killed_until_done(toy(Path(folder)/'killed', **big), n, wait, random.Random(seed))
     whole, killed = Run.open(Path(folder)/'whole'), Run.open(Path(folder)/'killed')
-    resumed = [json.loads(line)['step'] for line in (killed.folder/'events.jsonl').read_text().splitlines() if '"resume"' in line]
+    lines = (killed.folder/'events.jsonl').read_text().splitlines()
+    resumed = [json.loads(line)['step'] for line in lines if '"resume"' in line]
     row = dict(kills=n_kills, resumed_from=resumed, steps=int(whole.events('step').step.max()),
                differences_in_events=same_events(whole, killed),
                tensors_equal=same_weights(weights(whole), weights(killed)))
     print(json.dumps(row), flush=True)
-    assert n_kills == n and row['tensors_equal'] and not row['differences_in_events'], 'a killed run did not end as the other'
-    assert len({step for step in resumed if step}) >= n // 2, f'killed before its first checkpoint too often to show anything: {resumed}'
+    same = row['tensors_equal'] and not row['differences_in_events']
+    assert n_kills == n and same, 'a killed run did not end as the other'
+    steps = {step for step in resumed if step}
+    assert len(steps) >= n // 2, f'killed before its first checkpoint too often to show anything: {resumed}'
     return row
 
 

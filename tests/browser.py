@@ -1,4 +1,4 @@
-"JupyterLab on this machine only, and a headless Chromium that looks at it: for the tests of widgets and for screenshots."
+"JupyterLab on this machine only, and a headless Chromium that looks at it: for tests of widgets and screenshots."
 import json
 import os
 import secrets
@@ -63,7 +63,7 @@ def jupyter_lab(folder):
                 break
             except OSError:
                 if server.poll() is not None or time.monotonic() > until:
-                    raise RuntimeError((folder/'lab.log').read_text()[-2000:])
+                    raise RuntimeError((folder/'lab.log').read_text()[-2000:]) from None
                 time.sleep(.2)
         yield lambda name: f'{url}/doc/tree/{name}?token={token}&reset'
     finally:
@@ -114,7 +114,7 @@ def run_cells(page):
 
 
 def photograph(page, path):
-    "The widget on the page, in JupyterLab's light theme as <path>.png and in the dark one as <path>_dark.png; the files."
+    "The widget on the page in JupyterLab's light theme, <path>.png, and the dark one, <path>_dark.png; the files."
     files = []
     for theme, suffix in ('Dark', '_dark'), ('Light', ''):
         page.evaluate("name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})",

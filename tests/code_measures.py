@@ -1,7 +1,7 @@
 """How much a line, a cell and a package hold, next to packages that we learn from: python tests/code_measures.py
 
-nodes a line: nodes of the syntax tree for each line that is neither blank nor a comment. A reader parses statements, not
-lines: few nodes a line read better than few lines.
+nodes a line: nodes of the syntax tree for each line that is neither blank nor a comment. A reader parses statements,
+not lines: few nodes a line read better than few lines.
 """
 import ast
 import importlib.util
@@ -45,7 +45,9 @@ def public_names(source):
     "Names that nbdev lists in `__all__`; of another module, its top-level functions and classes."
     tree = ast.parse(source)
     for node in tree.body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], 'id', '') == '__all__' and isinstance(node.value, ast.List):
+        if not isinstance(node, ast.Assign) or getattr(node.targets[0], 'id', '') != '__all__':
+            continue
+        if isinstance(node.value, ast.List):
             return [name.value for name in node.value.elts if isinstance(name, ast.Constant)]
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     return [node.name for node in tree.body if isinstance(node, kinds) and not node.name.startswith('_')]
@@ -126,9 +128,9 @@ def main(root=ROOT):
     table = [['', *columns]]
     for name, row in found.items():
         table.append([name, *('-' if row.get(c) is None else form.format(row[c]) for c, form in columns.items())])
-    widths = [max(map(len, column)) for column in zip(*table)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for line in table:
-        print('  '.join(text.rjust(width) for text, width in zip(line, widths)))
+        print('  '.join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
     for package in OURS:
         if package in found:
             print(f'{package}: names that two modules have: {", ".join(found[package]["twice"]) or "none"}')

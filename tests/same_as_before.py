@@ -1,4 +1,4 @@
-"""Does another version compute the same? Runs small jobs with two checkouts and compares events, tensors, scores and results.
+"""Does another version compute the same? Compares events, tensors, scores and results of small jobs of two checkouts.
 
     .venv/bin/python tests/same_as_before.py /path/to/older/checkout [--out FOLDER] [job ...]
 
@@ -129,7 +129,13 @@ def job(name, out):
         retrain(out/rest[0], out/f'{rest[0]}-network')
     if what == 'detect':
         detect(out/'detector')
-    found = dict(search=lambda: search(out/rest[0]), scores=lambda: scores(out/rest[0]), ranks=ranks).get(what, lambda: None)()
+    found = None
+    if what == 'search':
+        found = search(out/rest[0])
+    if what == 'scores':
+        found = scores(out/rest[0])
+    if what == 'ranks':
+        found = ranks()
     (out/f'{name.replace(":", "-")}.json').write_text(json.dumps(found))
 
 
@@ -158,7 +164,7 @@ def same(a, b):
 
 
 def differences(a, b):
-    "Sentences about what differs between two run folders: events, the newest checkpoint, results; and how much was compared."
+    "Sentences on what differs between two run folders: events, newest checkpoint, results; how much was compared."
     import torch
 
     from greedynasv2.runs import Run, same_events
@@ -220,7 +226,8 @@ def main():
         folder.mkdir(parents=True, exist_ok=True)
     whole = [f'run:{name}' for name in chosen]
     cut = [f'{how}:{name}' for name in chosen for how in ('stopped', 'killed')]
-    rest = [f'{what}:{name}' for name in ('toy', 'mbse') if name in chosen for what in ('scores', 'search', 'retrain')] + ['ranks', 'detect']
+    spaces = [name for name in ('toy', 'mbse') if name in chosen]
+    rest = [f'{what}:{name}' for name in spaces for what in ('scores', 'search', 'retrain')] + ['ranks', 'detect']
     if args.only in ('', 'before'):
         run_jobs(args.before, before, whole + cut + rest)
     if args.only in ('', 'after'):
@@ -230,8 +237,9 @@ def main():
             for how in ('stopped', 'killed'):
                 if not (after/f'{name}-{how}-old').exists():
                     shutil.copytree(before/f'{name}-{how}', after/f'{name}-{how}-old')
-        run_jobs(HERE, after,
-                 [f'resume:{name}:{how}{old}' for name in chosen for how in ('stopped', 'killed') for old in ('', '-old')] + rest)
+        hows = 'stopped', 'stopped-old', 'killed', 'killed-old'
+        resumed = [f'resume:{name}:{how}' for name in chosen for how in hows]
+        run_jobs(HERE, after, resumed + rest)
     if args.only == 'before':
         return
     n = compare(before, after, chosen)

@@ -1,4 +1,4 @@
-"""What would happen on a GPU, on a stand-in for one: everything runs, on the right device, and the host hardly ever waits.
+"""What would happen on a GPU, on a stand-in for one: all runs on the right device, and the host hardly ever waits.
 
 `python tests/test_gpu.py` prints how often it does, `python tests/test_gpu.py places` also in which lines."""
 import math
@@ -32,9 +32,9 @@ TOY = dict(space='toy', device='cuda', epochs=4, warmup_epochs=1, round_every=1,
 QUICK = dict(lr=.04, n_iters=45, folds=0, batch_u=128)      # of filter training: learns the scores of `legible`
 REJECTED = 'planted by the test'
 
-# The most waits of the host a call. Filter training has to know some things before it can go on, whatever the number of its
-# steps: how the folds went, how the training went, the largest Phi, what is kept. The second wait of a classified batch finds
-# an idle device. A step of retraining is to become one without a wait.
+# The most waits of the host a call. Filter training has to know some things before it can go on, whatever the number of
+# its steps: how the folds went, how the training went, the largest Phi, what is kept. The second wait of a classified
+# batch finds an idle device. A step of retraining is to become one without a wait.
 LIMITS = {'training step': 0, 'retraining step': 1, 'evaluation call': 1, 'filter training': 5, 'classified batch': 2}
 
 
@@ -45,7 +45,8 @@ def library():
 
 def owners(name):
     "Classes of the library that define the method `name`, wherever they are."
-    classes = {c for m in library() for c in vars(m).values() if isinstance(c, type) and c.__module__.startswith('greedynasv2.')}
+    values = [value for module in library() for value in vars(module).values()]
+    classes = {c for c in values if isinstance(c, type) and c.__module__.startswith('greedynasv2.')}
     found = [c for c in classes if name in vars(c)]
     assert found, f'no class of the library has a method {name} any more'
     return found
@@ -75,7 +76,7 @@ def watch(device, step='training step'):
 
 
 def legible(monkeypatch, reject=()):
-    "Let paths have scores that a filter learns in a second; in the rounds `reject` it is not trusted. The list of its verdicts."
+    "Give paths scores that a filter learns in a second; in the rounds `reject` it is rejected. The reasons, by round."
     evaluate, train, rounds = SupernetEvaluator.__call__, train_filter, []
 
     def scores(self, paths):
@@ -114,7 +115,7 @@ def detection_toy(folder):
 
 
 REFUSED = {
-    'a CPU tensor beside one of the GPU': lambda x: x + torch.ones(3),
+    'a CPU tensor next to one of the GPU': lambda x: x + torch.ones(3),
     'a CPU bound in clamp_': lambda x: x.clamp_(max=torch.tensor(1.)),
     'targets on the CPU': lambda x: nn.functional.cross_entropy(x[None], torch.tensor([1])),
     'an index on the GPU into a CPU tensor': lambda x: torch.ones(3)[x.long()],
@@ -253,7 +254,8 @@ def test_from_supernet_to_export(tmp_path, monkeypatch):
     assert on_gpu(parts.replace(stop_epoch=3), train_supernet)[0].status == 'stopped'
     resumed, _ = on_gpu(parts, train_supernet)
     assert same_events(run, resumed) == []
-    assert all(torch.equal(a, b) for a, b in zip(*(r.net.state_dict().values() for r in (run, resumed))))
+    weights = run.net.state_dict().values(), resumed.net.state_dict().values()
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
 
     found, device = on_gpu(SearchConfig(device='cuda', n_evals=12, pop_size=6, n_valid=32, n_calibration=32,
                                         n_compare=4),

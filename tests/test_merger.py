@@ -11,7 +11,7 @@ from greedynasv2.spaces import get_space
 from greedynasv2.supernet import SuperNet, step_path
 from greedynasv2.vpu import PathFilter
 
-NAMES = 'ID', 'MB3_K3', 'MB3_K5_SE', 'MB6_K3'          # of the toy space, here also from the cheapest to the dearest
+NAMES = 'ID', 'MB3_K3', 'MB3_K5_SE', 'MB6_K3'          # of the toy space, here also from the cheapest to the costliest
 
 
 def alike(*pairs, n_layers=4, n_ops=4):

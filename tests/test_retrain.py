@@ -72,7 +72,8 @@ def test_recipes_are_the_papers(arch):
     assert (mobile.optimizer, mobile.lr, mobile.batch_size, mobile.epochs) == ('rmsproptf', .048, 96*8, 450)
     assert (mobile.schedule, mobile.decay_rate, mobile.decay_epochs, mobile.warmup_epochs) == ('step', .97, 2.4, 3)
     assert (mobile.weight_decay, mobile.decay_all, mobile.dropout, mobile.label_smoothing) == (1e-5, False, .2, .1)
-    assert (resnet.optimizer, resnet.lr, resnet.batch_size, resnet.epochs, resnet.schedule) == ('sgd', .6, 1536, 240, 'cosine')
+    assert (resnet.optimizer, resnet.lr, resnet.batch_size) == ('sgd', .6, 1536)
+    assert (resnet.epochs, resnet.schedule) == (240, 'cosine')
     assert (resnet.weight_decay, resnet.warmup_epochs, resnet.dropout, resnet.momentum) == (1e-4, 5, 0, .9)
     for cfg in (mobile, resnet):
         assert (cfg.ema_decay, cfg.auto_augment, cfg.erase) == (.9999, 'original', .2)
@@ -83,7 +84,8 @@ def test_the_network_chooses_the_recipe(tmp_path, arch):
     space = get_space('res50se', width=.25)
     write_arch(tmp_path/'res'/'arch.json', space, space.sample(1)[0])
     def chosen(file, data): return retrain_config(arch=str(file), data=data).recipe
-    assert (chosen(tmp_path/'res', 'cifar10'), chosen(arch, 'cifar10'), chosen(arch, 'digits')) == ('resnet', 'mobile', 'demo')
+    assert chosen(tmp_path/'res', 'cifar10') == 'resnet'
+    assert chosen(arch, 'cifar10') == 'mobile' and chosen(arch, 'digits') == 'demo'
 
 
 @pytest.mark.parametrize('recipe', ['mobile', 'resnet'])
@@ -101,7 +103,8 @@ def test_recipes_become_timms_parts(tmp_path, arch, recipe):
         lr.append(groups[0]['lr'])
     assert lr[0] < 1e-4 and .3*cfg.lr < lr[1] < .7*cfg.lr
     if recipe == 'mobile':
-        assert type(trainer.optimizer).__name__ == 'RMSpropTF' and groups[0]['eps'] == 1e-3 and groups[0]['momentum'] == .9
+        assert type(trainer.optimizer).__name__ == 'RMSpropTF'
+        assert groups[0]['eps'] == 1e-3 and groups[0]['momentum'] == .9
         assert kinds == {0.: {True}, 1e-5: {False}}
         def n(epoch): return round(epoch * per_epoch) // round(cfg.decay_epochs * per_epoch, 9)
         assert lr[3] == pytest.approx(.048 * .97**n(24), rel=1e-6) and lr[4] < lr[3] < lr[2]
@@ -192,7 +195,7 @@ def test_killed_at_any_moment_it_ends_the_same(tmp_path, arch, start):
 @pytest.mark.parametrize('place, call',
                          [('Retrainer.end_epoch', 2), ('Retrainer.results', 1), ('Retrainer.train_step', 17)])
 def test_dead_where_it_hurts(tmp_path, arch, monkeypatch, whole, place, call):
-    "Cut off in a test, after the last checkpoint, in the middle of an epoch: the next start ends as if nothing had happened."
+    "Cut off in a test, after the last checkpoint, within an epoch: the next start ends as if nothing had happened."
     cfg, name = small(arch, tmp_path/'cut', save_every=0.), place.split('.')[1]
     old, calls = getattr(Retrainer, name), []
     def dies(self, *args):
@@ -231,14 +234,16 @@ def test_losses_that_are_no_numbers(tmp_path, arch):
     def sometimes(x, y):
         bad = trainer.step in (6, 7)
         if bad:
-            kept.update({k: v.clone() for k, v in trainer.state()[0].items() if not k.startswith('model.') or 'running' not in k})
+            before = trainer.state()[0]
+            kept.update({k: v.clone() for k, v in before.items() if not k.startswith('model.') or 'running' not in k})
         step(x * float('inf') if bad else x, y)
         now = trainer.state()[0]
         if bad:
             assert all(torch.equal(v, now[k]) for k, v in kept.items() if 'num_batches' not in k)
     trainer.train_step = sometimes
     run = trainer.train()
-    assert kept and run.status == 'ended' and run.events('warning').message.str.contains('2 of 5 steps were skipped').any()
+    assert kept and run.status == 'ended'
+    assert run.events('warning').message.str.contains('2 of 5 steps were skipped').any()
     assert all(v.isfinite().all() for v in weights(run).values() if v.is_floating_point())
     trainer = Retrainer(small(arch, tmp_path/'all'), report=None)
     criterion = trainer.criterion
@@ -363,7 +368,8 @@ def test_it_loads_where_nothing_else_does(exported, tmp_path):
     torch.save(x, tmp_path/'x.pt')
     code = ('import sys, torch\nfrom greedynasv2.supernet import load_network\n'
             'model = load_network(sys.argv[1])\ntorch.save(model(torch.load(sys.argv[2])).detach(), sys.argv[3])\n'
-            'print([m for m in ("timm", "pymoo", "plotly", "sklearn", "greedynasv2.training", "greedynasv2.retraining") if m in sys.modules])')
+            'needless = ["timm", "pymoo", "plotly", "sklearn", "greedynasv2.training", "greedynasv2.retraining"]\n'
+            'print([m for m in needless if m in sys.modules])')
     done = subprocess.run([sys.executable, '-c', code, folder, tmp_path/'x.pt', tmp_path/'y.pt'], capture_output=True,
                           text=True,
                           cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(ROOT)})
@@ -436,7 +442,8 @@ def test_names_are_escaped(exported):
     space = get_space('toy')
     rows = space.rows(space.encode('1203')).assign(op='</text><script>&"')
     drawing = ElementTree.fromstring(network_svg(rows, '<b>"&'))
-    assert not drawing.findall('.//{*}script') and '</text><script>&"' in [t.text for t in drawing.findall('.//{*}text')]
+    assert not drawing.findall('.//{*}script')
+    assert '</text><script>&"' in [t.text for t in drawing.findall('.//{*}text')]
 
 
 # --- the notebook

@@ -1,4 +1,4 @@
-"What a module does not need at once, it does not import: training starts as fast as torch allows, watching needs no torch."
+"A module imports only what it needs at once: training starts as fast as torch allows, watching needs no torch."
 import subprocess
 import sys
 
@@ -87,13 +87,14 @@ def test_a_dashboard_draws_a_run_without_torch(tmp_path):
 
 def test_the_front_door():
     "It is cheap, lists its names, and says what it has not."
-    loaded = in_fresh_process('import sys; before = set(sys.modules); import greedynasv2; print(*set(sys.modules) - before)')
+    code = 'import sys; before = set(sys.modules); import greedynasv2; print(*set(sys.modules) - before)'
+    loaded = in_fresh_process(code)
     assert set(loaded) <= {'greedynasv2', 'greedynasv2.retrain'}
-    listed = 'get_space SuperNet train_supernet search retrain Run Dashboard load_network TrainConfig make_config load_macro ' \
-             'register_op register_space'
+    listed = ('get_space SuperNet train_supernet search retrain Run Dashboard load_network TrainConfig make_config '
+              'load_macro register_op register_space')
     assert set(listed.split()) <= set(greedynasv2.__all__) <= set(dir(greedynasv2))
     with pytest.raises(AttributeError, match="no attribute 'get_spaces'; it offers .*get_space"):
-        greedynasv2.get_spaces
+        assert greedynasv2.get_spaces
     assert in_fresh_process('from greedynasv2 import *; print(get_space("toy").size)') == ['256']
 
 

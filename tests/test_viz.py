@@ -46,7 +46,8 @@ def pairs():
     "Long names of six pairs over the rounds."
     rng = np.random.default_rng(0)
     names = [f'MB6_K{kernel}_SE, MB3_K{kernel}{se}' for kernel in (3, 5, 7) for se in ('', '_SE')]
-    return pd.DataFrame([dict(round=r, pair=name, similarity=rng.uniform(-1, 1)) for name in names for r in range(N_ROUNDS)])
+    rows = [dict(round=r, pair=name, similarity=rng.uniform(-1, 1)) for name in names for r in range(N_ROUNDS)]
+    return pd.DataFrame(rows)
 
 
 def labelled(column, low, high, labels):
@@ -58,7 +59,10 @@ def labelled(column, low, high, labels):
 def network():
     "The rows of a network of 21 layers."
     row = dict(kernel='3', ratio=3., se=True, c_in=16, c_out=32, stride=1, flops=2_000_000, params=4_000)
-    return pd.DataFrame([row | dict(layer=layer, op=OPS[layer % len(OPS)], size=224 // (1 + layer // 4)) for layer in range(N_LAYERS)])
+    rows = []
+    for layer in range(N_LAYERS):
+        rows.append(row | dict(layer=layer, op=OPS[layer % len(OPS)], size=224 // (1 + layer // 4)))
+    return pd.DataFrame(rows)
 
 
 def samples():
@@ -82,7 +86,8 @@ def samples():
     curves = pd.concat([pd.DataFrame(dict(share=s, recall=recall, precision=100 - recall/9)) for s in (.1, .3, .5, 1.)])
     x = np.arange(10)
     methods = 'random search', 'regularised evolution', 'NSGA-II', 'NSGA-II through the filter'
-    progress = pd.concat([pd.DataFrame(dict(method=m, x=x, mean=x + i, low=x + i - 1, high=x + i + 1)) for i, m in enumerate(methods)])
+    lines = [dict(method=m, x=x, mean=x + i, low=x + i - 1, high=x + i + 1) for i, m in enumerate(methods)]
+    progress = pd.concat(map(pd.DataFrame, lines))
     history = pd.DataFrame(dict(step=range(200), var_loss=-rng.random(200), valid_loss=-rng.random(200)))
     labels = ['uniform', 'kept by the filter of the last round']
     intervals = {f'a pair of ops, {i}': dict(tau=30. + i, low=25., high=40.) for i in range(6)}
@@ -106,7 +111,7 @@ def samples():
         plot_what_if=viz.plot_what_if(trials, .75, now=.8),
         plot_alive=viz.plot_alive(ops_of_layers()),
         plot_ranks=viz.plot_ranks(labelled('rank', 0, 100, labels)),
-        plot_nothing=viz.plot_nothing('Similarities are known after the first round with a sound filter.',
+        plot_nothing=viz.plot_nothing('Similarities are known after the first round whose filter passes validation.',
                                       'Two successive filters'),
         plot_retraining=viz.plot_retraining(steps, tests),
         plot_detection=viz.plot_detection(steps, detected),
@@ -153,7 +158,7 @@ DRAW = '''async ([spec, width, height, buttons]) => {
 @needs_browser
 @pytest.mark.slow
 def test_text_never_stands_on_text(page):
-    "Title, legend, axis titles, ticks of different axes, annotations, colour bars and buttons, at widths from 400 to 1400 px."
+    "Title, legend, axis titles, ticks of different axes, annotations, colour bars and buttons, 400 to 1400 px wide."
     found = []
     for name, fig in samples().items():
         for width in WIDTHS:
@@ -169,7 +174,7 @@ def test_text_never_stands_on_text(page):
 @pytest.mark.slow
 @pytest.mark.parametrize('background, least', [('#ffffff', 4.5), ('#111111', 4.0)])
 def test_text_can_be_read(page, background, least):
-    "Contrast of all text; no grey reaches 4.5 on both white and JupyterLab's dark background (live figures take the theme's own)."
+    "Contrast of all text; no grey reaches 4.5 on white and on JupyterLab's dark background (live: the theme's)."
     page.evaluate('colour => { document.body.style.background = colour }', background)
     for name, fig in samples().items():
         page.evaluate(DRAW, [fig.to_json(), 620, 400, viz.BUTTONS])
