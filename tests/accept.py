@@ -1,6 +1,7 @@
 """The long acceptance runs of training: whole demo runs through papermill, and one run that is killed ten times.
 
-What they measure goes to results/training.json. `make accept` calls this; a part alone: python tests/accept.py demos mbse
+What they measure goes to results/training.json. `make accept` calls this. A part alone: python tests/accept.py demos
+mbse
 """
 import json
 import os
@@ -41,19 +42,22 @@ def cifar_folder(folder, n_train=200, n_test=20):
 
 
 def demo(name, folder, **parameters):
-    "One run of nbs/train_supernet.ipynb by papermill: what its events tell."
+    "One run of nbs/train_supernet.ipynb by papermill: what its events say."
     run_dir = Path(folder)/name
     given = [a for k, v in dict(parameters, run_dir=run_dir).items() for a in ('-p', k, str(v))]
     papermill = Path(sys.executable).with_name('papermill')
     began, out = time.time(), Path(folder)/f'{name}.ipynb'
-    subprocess.run([papermill, '--no-progress-bar', ROOT/'nbs/train_supernet.ipynb', out, *given], check=True, capture_output=True)
+    subprocess.run([papermill, '--no-progress-bar', ROOT/'nbs/train_supernet.ipynb', out, *given], check=True,
+                   capture_output=True)
     run, minutes = Run.open(run_dir), (time.time() - began) / 60
     rounds, steps = run.events('round'), run.events('step')
     columns = ['epoch', 'q', 'kept', 'u', 'kappa', 'merged', 'ops', 'verdict']
     tenth = max(1, len(steps) // 10)
-    row = dict(name=name, parameters=parameters, minutes=round(minutes, 2), status=run.status, steps=int(steps.step.max()),
-               loss_first_tenth=round(steps.loss[:tenth].mean(), 3), loss_last_tenth=round(steps.loss[-tenth:].mean(), 3),
-               rounds=rounds.reindex(columns=columns).round(3).astype(object).where(lambda d: d.notna(), None).to_dict('records'),
+    table = rounds.reindex(columns=columns).round(3).astype(object)
+    row = dict(name=name, parameters=parameters, minutes=round(minutes, 2), status=run.status,
+               steps=int(steps.step.max()), loss_first_tenth=round(steps.loss[:tenth].mean(), 3),
+               loss_last_tenth=round(steps.loss[-tenth:].mean(), 3),
+               rounds=table.where(table.notna(), None).to_dict('records'),
                acceptance=run.events('accept')[['epoch', 'rate']].round(4).to_dict('list'),
                merges=int((run.events('merge').get('decision') == 'merge').sum()) if len(run.events('merge')) else 0,
                compared=run.results['compared'], notebook_mb=round(out.stat().st_size / 1e6, 2))
@@ -77,7 +81,8 @@ def complaints(row):
 
 def demos(folder, *names):
     "The demo runs of the training issue."
-    wanted = dict(mbse=dict(space='mbse'), mbse_mix_shuffle=dict(space='mbse_mix_shuffle'), res50se=dict(space='res50se'))
+    wanted = dict(mbse=dict(space='mbse'), mbse_mix_shuffle=dict(space='mbse_mix_shuffle'),
+                  res50se=dict(space='res50se'))
     if find_data('cifar10_imagefolder.tar.gz'):
         wanted['nasbench_macro'] = dict(space='nasbench_macro', recipe='demo', data=cifar_folder(Path(folder)/'cifar'))
     else:
@@ -90,16 +95,21 @@ def kills(folder, n=10, seed=0):
     big, began = dict(epochs=24, q_epochs=22, n_train=960, save_every=0.), time.time()
     assert start_run(toy(Path(folder)/'whole', **big)).wait() == 0
     began_steps, seconds = Run.open(Path(folder)/'whole').events('start').t.iloc[0] - began, time.time() - began
-    part = (seconds - began_steps) / n                    # a life, beyond its start, of which n are not enough to end the run
+    # A life, beyond its start, of which n are not enough to end the run
+    part = (seconds - began_steps) / n
     wait = began_steps + .3 * part, began_steps + 1.2 * part
     n_kills = killed_until_done(toy(Path(folder)/'killed', **big), n, wait, random.Random(seed))
     whole, killed = Run.open(Path(folder)/'whole'), Run.open(Path(folder)/'killed')
-    resumed = [json.loads(line)['step'] for line in (killed.folder/'events.jsonl').read_text().splitlines() if '"resume"' in line]
+    lines = (killed.folder/'events.jsonl').read_text().splitlines()
+    resumed = [json.loads(line)['step'] for line in lines if '"resume"' in line]
     row = dict(kills=n_kills, resumed_from=resumed, steps=int(whole.events('step').step.max()),
-               differences_in_events=same_events(whole, killed), tensors_equal=same_weights(weights(whole), weights(killed)))
+               differences_in_events=same_events(whole, killed),
+               tensors_equal=same_weights(weights(whole), weights(killed)))
     print(json.dumps(row), flush=True)
-    assert n_kills == n and row['tensors_equal'] and not row['differences_in_events'], 'a killed run did not end as the other'
-    assert len({step for step in resumed if step}) >= n // 2, f'killed before its first checkpoint too often to show anything: {resumed}'
+    same = row['tensors_equal'] and not row['differences_in_events']
+    assert n_kills == n and same, 'a killed run did not end as the other'
+    steps = {step for step in resumed if step}
+    assert len(steps) >= n // 2, f'killed before its first checkpoint too often to show anything: {resumed}'
     return row
 
 

@@ -1,4 +1,4 @@
-"JupyterLab on this machine only, and a headless Chromium that looks at it: for the tests of widgets and for screenshots."
+"JupyterLab on this machine only, and a headless Chromium that looks at it: for tests of widgets and screenshots."
 import json
 import os
 import secrets
@@ -37,7 +37,8 @@ def environment(folder):
     quiet = {'@jupyterlab/apputils-extension:announcements': True}
     (config/'labconfig'/'page_config.json').write_text(json.dumps({'disabledExtensions': quiet}))
     return {**os.environ, 'JUPYTER_CONFIG_DIR': str(config), 'JUPYTER_RUNTIME_DIR': str(folder/'jupyter-runtime'),
-            'JUPYTERLAB_SETTINGS_DIR': str(folder/'lab-settings'), 'JUPYTERLAB_WORKSPACES_DIR': str(folder/'lab-workspaces'),
+            'JUPYTERLAB_SETTINGS_DIR': str(folder/'lab-settings'),
+            'JUPYTERLAB_WORKSPACES_DIR': str(folder/'lab-workspaces'),
             'IPYTHONDIR': str(folder/'ipython'), 'OMP_NUM_THREADS': '1',
             'PYTHONPATH': os.pathsep.join([str(ROOT), *filter(None, [os.environ.get('PYTHONPATH')])])}
 
@@ -62,7 +63,7 @@ def jupyter_lab(folder):
                 break
             except OSError:
                 if server.poll() is not None or time.monotonic() > until:
-                    raise RuntimeError((folder/'lab.log').read_text()[-2000:])
+                    raise RuntimeError((folder/'lab.log').read_text()[-2000:]) from None
                 time.sleep(.2)
         yield lambda name: f'{url}/doc/tree/{name}?token={token}&reset'
     finally:
@@ -113,10 +114,11 @@ def run_cells(page):
 
 
 def photograph(page, path):
-    "The widget on the page, in JupyterLab's light theme as <path>.png and in the dark one as <path>_dark.png; the files."
+    "The widget on the page in JupyterLab's light theme, <path>.png, and the dark one, <path>_dark.png; the files."
     files = []
     for theme, suffix in ('Dark', '_dark'), ('Light', ''):
-        page.evaluate("name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})", f'JupyterLab {theme}')
+        page.evaluate("name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})",
+                      f'JupyterLab {theme}')
         page.wait_for_timeout(1500)
         box = page.locator('.jp-OutputArea-output > .widget-vbox').first
         box.scroll_into_view_if_needed()

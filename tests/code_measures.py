@@ -1,7 +1,7 @@
 """How much a line, a cell and a package hold, next to packages that we learn from: python tests/code_measures.py
 
-nodes a line: nodes of the syntax tree for each line that is neither blank nor a comment. A reader parses statements, not
-lines: few nodes a line read better than few lines.
+nodes a line: nodes of the syntax tree for each line that is neither blank nor a comment. A reader parses statements,
+not lines: few nodes a line read better than few lines.
 """
 import ast
 import importlib.util
@@ -45,7 +45,9 @@ def public_names(source):
     "Names that nbdev lists in `__all__`; of another module, its top-level functions and classes."
     tree = ast.parse(source)
     for node in tree.body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], 'id', '') == '__all__' and isinstance(node.value, ast.List):
+        if not isinstance(node, ast.Assign) or getattr(node.targets[0], 'id', '') != '__all__':
+            continue
+        if isinstance(node.value, ast.List):
             return [name.value for name in node.value.elts if isinstance(name, ast.Constant)]
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     return [node.name for node in tree.body if isinstance(node, kinds) and not node.name.startswith('_')]
@@ -91,7 +93,8 @@ def measure(folder, notebooks=()):
     cells = [cell for text in texts.values() for cell in exported_cells(text)]
     names = Counter(name for text in texts.values() for name in public_names(text))
     row = dict(lines=len(lines), nodes_a_line=sum(map(n_nodes, texts.values())) / len(lines),
-               long_lines=100 * sum(len(line) > WIDTH for line in lines) / len(lines), faults=style_faults(folder), names=len(names),
+               long_lines=100 * sum(len(line) > WIDTH for line in lines) / len(lines), faults=style_faults(folder),
+               names=len(names),
                twice=sorted(name for name, n in names.items() if n > 1))
     if cells:
         row |= dict(cells=len(cells), nodes_a_cell=statistics.mean(map(n_nodes, cells)),
@@ -118,15 +121,16 @@ def main(root=ROOT):
         spec = importlib.util.find_spec(name)
         if spec:
             found[name] = measure(Path(spec.origin).parent)
-    columns = dict(lines='{:,}', nodes_a_line='{:.1f}', long_lines='{:.1f}', faults='{}', cells='{}', lines_a_cell='{:g}',
-                   nodes_a_cell='{:.0f}', names='{}', checks_a_cell='{:.2f}', values_a_cell='{:.2f}')
+    columns = dict(lines='{:,}', nodes_a_line='{:.1f}', long_lines='{:.1f}', faults='{}', cells='{}',
+                   lines_a_cell='{:g}', nodes_a_cell='{:.0f}', names='{}', checks_a_cell='{:.2f}',
+                   values_a_cell='{:.2f}')
     print(f'long_lines: percent of more than {WIDTH} columns; faults: E701, E702, E731; _a_cell: of exported cells')
     table = [['', *columns]]
     for name, row in found.items():
         table.append([name, *('-' if row.get(c) is None else form.format(row[c]) for c, form in columns.items())])
-    widths = [max(map(len, column)) for column in zip(*table)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for line in table:
-        print('  '.join(text.rjust(width) for text, width in zip(line, widths)))
+        print('  '.join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
     for package in OURS:
         if package in found:
             print(f'{package}: names that two modules have: {", ".join(found[package]["twice"]) or "none"}')

@@ -75,8 +75,8 @@ def until(true, seconds, what):
 
 
 def run_notebook(name, out, parameters=None, seconds=600):
-    """Run `name`.ipynb of the library or the studies by papermill. Its client has been seen to miss a kernel's reply and
-    wait for ever, so a notebook with a cell that takes longer than `seconds` is run once more."""
+    """Run `name`.ipynb of the library or the studies by papermill. Its client has been seen to miss a kernel's reply
+    and wait for ever, so a notebook with a cell that takes longer than `seconds` is run once more."""
     import papermill
     from nbclient.exceptions import CellTimeoutError
     notebook = next(f for folder in NOTEBOOKS if (f := folder/f'{name}.ipynb').exists())

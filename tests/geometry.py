@@ -5,9 +5,11 @@ from urllib.parse import urlsplit
 MEASURE = r'''
 globalThis.geometry ??= (() => {
   const KINDS = [['title', '.gtitle'], ['legend', '.legend .legendtext'], ['legend title', '.legendtitletext'],
-    ['axis title', '.infolayer > [class^="g-x"] text, .infolayer > [class^="g-y"] text'], ['annotation', '.annotation-text'],
-    ['colour bar title', '.cbtitle text'], ['colour bar tick', '.cbaxis text'], ['tick', '.cartesianlayer g[class$="tick"] text'],
-    ['buttons', '.modebar']];
+    ['axis title', '.infolayer > [class^="g-x"] text, .infolayer > [class^="g-y"] text'],
+    ['annotation', '.annotation-text'], ['colour bar title', '.cbtitle text'], ['colour bar tick', '.cbaxis text'],
+    ['tick', '.cartesianlayer g[class$="tick"] text'], ['buttons', '.modebar']];
+  const OURS = ['.nas-status', '.nas-feed', '.nas-note', '.nas-what-if', '.nas-merges', '.nas-state', '.nas-runs'];
+  const CONTROLS = ['.widget-button', '.widget-slider', '.widget-dropdown'];
   const box = e => { const r = e.getBoundingClientRect(); return { x: r.x, y: r.y, w: r.width, h: r.height }; };
   const axis = e => e.closest('g[class$="tick"]')?.getAttribute('class') ?? '';
   const turned = e => /rotate\((?!0[,)])/.test(e.getAttribute('transform') ?? '');
@@ -17,20 +19,31 @@ globalThis.geometry ??= (() => {
       if (seen.has(e)) continue;
       seen.add(e);
       const b = box(e), style = getComputedStyle(e);
-      if (!b.w || !b.h || style.visibility === 'hidden' || style.display === 'none' || (kind !== 'buttons' && style.opacity === '0')) continue;
-      found.push({ kind, text: kind === 'buttons' ? '' : e.textContent.trim(), axis: kind === 'tick' ? axis(e) : '', turned: turned(e), ...b });
+      if (!b.w || !b.h || style.visibility === 'hidden' || style.display === 'none') continue;
+      if (kind !== 'buttons' && style.opacity === '0') continue;
+      const text = kind === 'buttons' ? '' : e.textContent.trim();
+      found.push({ kind, text, axis: kind === 'tick' ? axis(e) : '', turned: turned(e), ...b });
     }
     return found;
   };
-  const figures = () => [...document.querySelectorAll('.js-plotly-plot')].filter(p => p.offsetParent !== null && p.layout)
-    .map(p => ({ title: p.layout.title?.text ?? '', ...box(p), drawn: p.querySelector('.main-svg') ? box(p.querySelector('.main-svg')) : null,
-                 data: p.data?.length ?? 0, texts: texts(p) }));
-  const others = () => [...document.querySelectorAll('.nas-status, .nas-feed, .nas-note, .nas-what-if, .nas-merges, .nas-state, .nas-runs, .widget-button, .widget-slider, .widget-dropdown')]
-    .filter(e => e.offsetParent !== null && e.getBoundingClientRect().height).map(e => ({ title: e.className.split(' ').filter(c => c.startsWith('nas'))[0] ?? e.textContent.trim(), ...box(e) }));
+  const figure = p => {
+    const svg = p.querySelector('.main-svg'), drawn = svg ? box(svg) : null;
+    return { title: p.layout.title?.text ?? '', ...box(p), drawn, data: p.data?.length ?? 0, texts: texts(p) };
+  };
+  const figures = () => [...document.querySelectorAll('.js-plotly-plot')]
+    .filter(p => p.offsetParent !== null && p.layout).map(figure);
+  const called = e => e.className.split(' ').filter(c => c.startsWith('nas'))[0] ?? e.textContent.trim();
+  const others = () => [...document.querySelectorAll([...OURS, ...CONTROLS].join(', '))]
+    .filter(e => e.offsetParent !== null && e.getBoundingClientRect().height)
+    .map(e => ({ title: called(e), ...box(e) }));
   // Contrast of text as WCAG counts it. Backgrounds and the text itself may be partly transparent.
-  const rgba = s => { const v = (s.match(/[\d.]+/g) ?? []).map(Number); return v.length < 3 ? [0, 0, 0, 0] : [v[0], v[1], v[2], v[3] ?? 1]; };
+  const rgba = s => {
+    const v = (s.match(/[\d.]+/g) ?? []).map(Number);
+    return v.length < 3 ? [0, 0, 0, 0] : [v[0], v[1], v[2], v[3] ?? 1];
+  };
   const onto = (top, under) => top.slice(0, 3).map((v, i) => v*top[3] + under[i]*(1 - top[3]));
-  const light = c => c.slice(0, 3).map(v => v/255).map(v => v <= .03928 ? v/12.92 : ((v + .055)/1.055)**2.4).reduce((sum, v, i) => sum + v*[.2126, .7152, .0722][i], 0);
+  const linear = v => v <= .03928 ? v/12.92 : ((v + .055)/1.055)**2.4;
+  const light = c => c.slice(0, 3).map(v => linear(v/255)).reduce((sum, v, i) => sum + v*[.2126, .7152, .0722][i], 0);
   const backdrop = e => {
     const layers = [];
     for (; e; e = e.parentElement) {
@@ -46,7 +59,7 @@ globalThis.geometry ??= (() => {
     const [a, b] = [light(onto(c, back)), light(back)].sort((x, y) => y - x);
     return (a + .05)/(b + .05);
   };
-  const pages = () => [...document.querySelectorAll('.nas-status, .nas-feed, .nas-note, .nas-what-if, .nas-merges, .nas-state, .nas-runs')]
+  const pages = () => [...document.querySelectorAll(OURS.join(', '))]
     .filter(e => e.offsetParent !== null).flatMap(root => [root, ...root.querySelectorAll('*')])
     .filter(e => !e.disabled && [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim()));
   const faint = least => {
@@ -60,11 +73,15 @@ globalThis.geometry ??= (() => {
       const style = getComputedStyle(e), fill = rgba(style.fill);
       fill[3] *= Number(style.fillOpacity);
       const c = contrast(e, `rgba(${fill.join(',')})`);
-      if (c < least) found.add(`${p.layout?.title?.text?.slice(0, 30)}: "${e.textContent.trim().slice(0, 30)}" has a contrast of ${c.toFixed(2)}`);
+      const title = p.layout?.title?.text?.slice(0, 30), text = e.textContent.trim().slice(0, 30);
+      if (c < least) found.add(`${title}: "${text}" has a contrast of ${c.toFixed(2)}`);
     }
     return [...found];
   };
-  const over = (a, b, by) => Math.min(a.x + a.w, b.x + b.w) - Math.max(a.x, b.x) > by && Math.min(a.y + a.h, b.y + b.h) - Math.max(a.y, b.y) > by;
+  const over = (a, b, by) => Math.min(a.x + a.w, b.x + b.w) - Math.max(a.x, b.x) > by
+    && Math.min(a.y + a.h, b.y + b.h) - Math.max(a.y, b.y) > by;
+  const outside = (t, f) => t.x < f.x - 1 || t.x + t.w > f.x + f.w + 1 || t.y < f.y - 1 || t.y + t.h > f.y + f.h + 1;
+  const size = b => `${Math.round(b.w)} x ${Math.round(b.h)} px`;
   const name = t => t.kind + (t.text ? ` "${t.text.slice(0, 30)}"` : '');
   // A sentence for each thing that is wrong. `settled`: nothing is being resized at this moment
   const wrong = settled => {
@@ -75,9 +92,9 @@ globalThis.geometry ??= (() => {
       if (f.w < 200) say(`only ${Math.round(f.w)} px wide`);
       if (f.drawn && f.drawn.h < 200) say(`drawn only ${Math.round(f.drawn.h)} px high`);
       if (settled && f.drawn && (Math.abs(f.drawn.w - f.w) > 2 || Math.abs(f.drawn.h - f.h) > 2))
-        say(`drawn ${Math.round(f.drawn.w)} x ${Math.round(f.drawn.h)} px in a box of ${Math.round(f.w)} x ${Math.round(f.h)}`);
+        say(`drawn ${size(f.drawn)} in a box of ${size(f)}`);
       f.texts.forEach((t, i) => {
-        if (settled && t.kind !== 'buttons' && (t.x < f.x - 1 || t.x + t.w > f.x + f.w + 1 || t.y < f.y - 1 || t.y + t.h > f.y + f.h + 1))
+        if (settled && t.kind !== 'buttons' && outside(t, f))
           say(`${name(t)} is cut off`);
         for (const u of f.texts.slice(i + 1)) {
           if (t.kind === 'tick' && u.kind === 'tick' && t.axis === u.axis && (t.turned || u.turned)) continue;
@@ -87,9 +104,12 @@ globalThis.geometry ??= (() => {
       });
     }
     boxes.forEach((a, i) => boxes.slice(i + 1).forEach(b => {
-      if (i < all.length && over(a, b, 1)) found.push(`box of ${a.title.slice(0, 40)} over box of ${b.title.slice(0, 40)}`); }));
+      if (i >= all.length || !over(a, b, 1)) return;
+      found.push(`box of ${a.title.slice(0, 40)} over box of ${b.title.slice(0, 40)}`);
+    }));
     if (settled) for (const b of document.querySelectorAll('.nas-watch .widget-button'))
-      if (b.offsetParent !== null && b.scrollWidth > b.clientWidth + 1) found.push(`button "${b.textContent.trim()}" is cut off`);
+      if (b.offsetParent !== null && b.scrollWidth > b.clientWidth + 1)
+        found.push(`button "${b.textContent.trim()}" is cut off`);
     return found;
   };
   return { figures, others, wrong, faint };
@@ -106,7 +126,8 @@ every => {
     record.drawn += all.length > 0;
     for (const f of all) record.least = Math.min(record.least, f.h);
     const settled = performance.now() - record.moved > 1200;
-    for (const s of settled ? [...geometry.wrong(true), ...geometry.faint(4.5)] : geometry.wrong(false)) (record.found[s] ??= new Set()).add(record.label);
+    const faint = settled ? geometry.faint(4.5) : [];
+    for (const s of [...geometry.wrong(settled), ...faint]) (record.found[s] ??= new Set()).add(record.label);
   };
   addEventListener('resize', () => { record.moved = performance.now(); });
   record.timer = setInterval(look, every);
@@ -133,7 +154,7 @@ def figures(page):
 
 
 class Recorder:
-    "Looks at the page several times a second, in the page itself, so that nothing between two looks of a test is missed."
+    "Looks at the page several times a second, in the page itself: nothing between two looks of a test is missed."
     def __init__(self, page, every=150):      # milliseconds
         self.page = page
         page.evaluate(MEASURE)
@@ -152,7 +173,11 @@ class Recorder:
     def found(self):
         "Sentences, each with what was being done when it was seen."
         found = self.page.evaluate("() => Object.entries(record.found).map(([s, labels]) => [s, [...labels]])")
-        return [f'{sentence} ({"; ".join(labels[:4])}{", ..." if len(labels) > 4 else ""})' for sentence, labels in found]
+        lines = []
+        for sentence, labels in found:
+            more = ', ...' if len(labels) > 4 else ''
+            lines.append(f'{sentence} ({"; ".join(labels[:4])}{more})')
+        return lines
 
     @property
     def samples(self):

@@ -42,7 +42,7 @@ def imported(nodes, package):
 
 
 def at_the_top(tree):
-    "Nodes that run when a module is imported: all but those inside functions, and what is there for type checkers alone."
+    "Nodes that run when a module is imported: not those inside functions, nor what is for type checkers alone."
     todo = list(tree.body)
     while todo:
         node = todo.pop()

@@ -15,7 +15,8 @@ images = torch.rand(3, 3, arch.space.image_size, arch.space.image_size, generato
 with torch.no_grad():
     logits = model(images)
     same = torch.export.load(folder/'model.pt2').module()(images)
-needless = {'timm', 'pymoo', 'plotly', 'ipywidgets', 'greedynasv2.training', 'greedynasv2.retraining'} & set(sys.modules)
+not_for_inference = {'timm', 'pymoo', 'plotly', 'ipywidgets', 'greedynasv2.training', 'greedynasv2.retraining'}
+needless = not_for_inference & set(sys.modules)
 if needless:
     sys.exit(f'Loading a network should not import {", ".join(sorted(needless))}.')
 if not torch.allclose(logits, same, atol=1e-4):

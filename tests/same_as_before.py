@@ -1,4 +1,4 @@
-"""Does another version compute the same? Runs small jobs with two checkouts and compares events, tensors, scores and results.
+"""Does another version compute the same? Compares events, tensors, scores and results of small jobs of two checkouts.
 
     .venv/bin/python tests/same_as_before.py /path/to/older/checkout [--out FOLDER] [job ...]
 
@@ -15,10 +15,11 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent
 
-TOY = dict(space='toy', epochs=6, warmup_epochs=2, round_every=1, q_epochs=4, q_end=.8, image_size=16, n_train=320, batch_size=16,
-           lr=.03, m=190, n_valid=60, filter_dim=8, log_every=5, stop_rule='none', device='cpu')
-MBSE = dict(space='mbse', width=.25, image_size=32, n_train=256, batch_size=32, epochs=5, warmup_epochs=1, round_every=2, q_epochs=3,
-            q_end=.8, m=150, n_valid=64, filter_dim=8, filter_iters=60, merge_threshold=.3, memory=2, log_every=4, stop_rule='none',
+TOY = dict(space='toy', epochs=6, warmup_epochs=2, round_every=1, q_epochs=4, q_end=.8, image_size=16, n_train=320,
+           batch_size=16, lr=.03, m=190, n_valid=60, filter_dim=8, log_every=5, stop_rule='none', device='cpu')
+MBSE = dict(space='mbse', width=.25, image_size=32, n_train=256, batch_size=32, epochs=5, warmup_epochs=1,
+            round_every=2, q_epochs=3, q_end=.8, m=150, n_valid=64, filter_dim=8, filter_iters=60, merge_threshold=.3,
+            memory=2, log_every=4, stop_rule='none',
             device='cpu')
 RUNS = dict(
     toy=dict(TOY, method='greedynasv2', memory=2, merge_threshold=.3),
@@ -62,7 +63,8 @@ def train(name, folder, until='', save_every=60.):
 def search(folder):
     "Search a run; its history."
     from greedynasv2.nsga2 import SearchConfig, search_run
-    found = search_run(folder, SearchConfig(n_evals=40, pop_size=10, n_valid=60, n_calibration=32, device='cpu'), report=None)
+    found = search_run(folder, SearchConfig(n_evals=40, pop_size=10, n_valid=60, n_calibration=32, device='cpu'),
+                       report=None)
     return dict(history=found.history.to_dict('list'), best=found.best.tolist(), counts=found.gate.counts)
 
 
@@ -72,7 +74,8 @@ def retrain(folder, out):
         import greedynasv2.retraining as module
     except ImportError:
         import greedynasv2.retrain as module
-    cfg = module.retrain_config('demo', arch=str(folder/'search'), inherit=str(folder), epochs=2, n_train=96, batch_size=16,
+    cfg = module.retrain_config('demo', arch=str(folder/'search'), inherit=str(folder), epochs=2, n_train=96,
+                                batch_size=16,
                                 run_dir=str(out), device='cpu')
     run = module.retrain(cfg, report=None)
     module.export_network(run, onnx=False, report=None)
@@ -91,7 +94,8 @@ def ranks():
     from greedynasv2 import training
     from greedynasv2.core import InputError
     simulate = getattr(training, 'simulated_ranks', None) or training.simulate
-    cfg = training.make_config('paper_mobile', space='nasbench_macro', epochs=12, round_every=2, m=200, filter_dim=8, filter_iters=60)
+    cfg = training.make_config('paper_mobile', space='nasbench_macro', epochs=12, round_every=2, m=200, filter_dim=8,
+                               filter_iters=60)
     try:
         return simulate(cfg, paths_per_epoch=30).to_dict('list')
     except InputError as e:
@@ -125,7 +129,13 @@ def job(name, out):
         retrain(out/rest[0], out/f'{rest[0]}-network')
     if what == 'detect':
         detect(out/'detector')
-    found = dict(search=lambda: search(out/rest[0]), scores=lambda: scores(out/rest[0]), ranks=ranks).get(what, lambda: None)()
+    found = None
+    if what == 'search':
+        found = search(out/rest[0])
+    if what == 'scores':
+        found = scores(out/rest[0])
+    if what == 'ranks':
+        found = ranks()
     (out/f'{name.replace(":", "-")}.json').write_text(json.dumps(found))
 
 
@@ -136,7 +146,8 @@ def run_jobs(checkout, out, names):
         if done.exists():
             continue
         env = {**os.environ, 'PYTHONPATH': str(checkout), 'OMP_NUM_THREADS': '1'}
-        code = subprocess.run([sys.executable, __file__, '--job', name, '--out', str(out)], env=env, cwd=checkout).returncode
+        code = subprocess.run([sys.executable, __file__, '--job', name, '--out', str(out)], env=env,
+                              cwd=checkout).returncode
         if code == 9:
             done.write_text('null')
         elif code:
@@ -153,7 +164,7 @@ def same(a, b):
 
 
 def differences(a, b):
-    "Sentences about what differs between two run folders: events, the newest checkpoint, results; and how much was compared."
+    "Sentences on what differs between two run folders: events, newest checkpoint, results; how much was compared."
     import torch
 
     from greedynasv2.runs import Run, same_events
@@ -176,12 +187,14 @@ def compare(before, after, chosen):
     def tell(what, found, n=''):
         nonlocal bad
         bad += len(found)
-        print(f'{"differs" if found else "same   "}  {what}  {n}', *found[:8], sep='\n           ' if found else '', flush=True)
+        print(f'{"differs" if found else "same   "}  {what}  {n}', *found[:8], sep='\n           ' if found else '',
+              flush=True)
     for name in chosen:
         tell(f'{name}: whole run', *differences(before/name, after/name))
         for how in ('stopped', 'killed'):
             tell(f'{name}: {how}, then resumed', *differences(before/name, after/f'{name}-{how}'))
-            tell(f'{name}: {how} by the older version, resumed by this one', *differences(before/name, after/f'{name}-{how}-old'))
+            tell(f'{name}: {how} by the older version, resumed by this one',
+                 *differences(before/name, after/f'{name}-{how}-old'))
     for folder in ('toy-network', 'mbse-network', 'detector'):
         if (before/folder).exists() and (after/folder).exists():
             tell(folder, *differences(before/folder, after/folder))
@@ -213,7 +226,8 @@ def main():
         folder.mkdir(parents=True, exist_ok=True)
     whole = [f'run:{name}' for name in chosen]
     cut = [f'{how}:{name}' for name in chosen for how in ('stopped', 'killed')]
-    rest = [f'{what}:{name}' for name in ('toy', 'mbse') if name in chosen for what in ('scores', 'search', 'retrain')] + ['ranks', 'detect']
+    spaces = [name for name in ('toy', 'mbse') if name in chosen]
+    rest = [f'{what}:{name}' for name in spaces for what in ('scores', 'search', 'retrain')] + ['ranks', 'detect']
     if args.only in ('', 'before'):
         run_jobs(args.before, before, whole + cut + rest)
     if args.only in ('', 'after'):
@@ -223,7 +237,9 @@ def main():
             for how in ('stopped', 'killed'):
                 if not (after/f'{name}-{how}-old').exists():
                     shutil.copytree(before/f'{name}-{how}', after/f'{name}-{how}-old')
-        run_jobs(HERE, after, [f'resume:{name}:{how}{old}' for name in chosen for how in ('stopped', 'killed') for old in ('', '-old')] + rest)
+        hows = 'stopped', 'stopped-old', 'killed', 'killed-old'
+        resumed = [f'resume:{name}:{how}' for name in chosen for how in hows]
+        run_jobs(HERE, after, resumed + rest)
     if args.only == 'before':
         return
     n = compare(before, after, chosen)

@@ -1,17 +1,17 @@
 """A GPU that is not there: a stand-in for tests on machines without one.
 
-Within `gpu()` tensors can be put on `cuda:0`. They say that they are there, and are computed on the CPU. What CUDA would
-refuse is refused: a CPU tensor next to those of the GPU, a CPU generator for numbers that are drawn on the GPU, a fused
-kernel on tensors that lie differently in memory. Every wait of the host for the device is counted, with the line of code
-that caused it.
+Within `gpu()` tensors can be put on `cuda:0`. They say that they are there, and are computed on the CPU. What CUDA
+would refuse is refused: a CPU tensor next to those of the GPU, a CPU generator for numbers that are drawn on the GPU, a
+fused kernel on tensors that lie differently in memory. Every wait of the host for the device is counted, with the line
+of code that caused it.
 
     with gpu() as device:
         device.watch(Trainer, 'train_step', 'training step')
         run = train_supernet(make_config('demo', device='cuda'), report=None)
     device.table()
 
-Not shown: speed, memory, and the numbers that CUDA's own kernels would give. torch itself believes in tensors on `meta`,
-for which it has no kernels and no streams; this leans on inner parts of torch, so it works with one version of it.
+Not shown: speed, memory, and the numbers that CUDA's own kernels would give. To torch itself the tensors are on `meta`,
+for which it has no kernels and no streams; this uses inner parts of torch, so it works with one version of it.
 """
 import sys
 from collections import Counter
@@ -50,9 +50,10 @@ COPIES = set('copy _to_copy _foreach_copy'.split())
 # What autocast computes in its lower precision, and what in float32
 LOW = {F.conv1d, F.conv2d, F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, torch.bmm, torch.addmm,
        torch.baddbmm, torch.einsum}
-HIGH = {F.cross_entropy, F.nll_loss, F.log_softmax, F.softmax, F.softplus, F.mse_loss, F.smooth_l1_loss, torch.log_softmax,
-        torch.softmax, torch.exp, torch.log, torch.pow, torch.logsumexp, torch.rsqrt, Tensor.log_softmax, Tensor.softmax,
-        Tensor.exp, Tensor.log, Tensor.pow, Tensor.norm, Tensor.logsumexp, F.binary_cross_entropy_with_logits}
+HIGH = {F.cross_entropy, F.nll_loss, F.log_softmax, F.softmax, F.softplus, F.mse_loss, F.smooth_l1_loss,
+        torch.log_softmax, torch.softmax, torch.exp, torch.log, torch.pow, torch.logsumexp, torch.rsqrt,
+        Tensor.log_softmax, Tensor.softmax, Tensor.exp, Tensor.log, Tensor.pow, Tensor.norm, Tensor.logsumexp,
+        F.binary_cross_entropy_with_logits}
 
 
 def need_known_torch():
@@ -120,7 +121,7 @@ class Gpu:
         self.stack.enter_context(patch.object(owner, name, watched))
 
     def n_waits(self, phase, ours=False):
-        "Waits in a phase, all its calls together; with `ours` only those of our own lines, not of a library that they call."
+        "Waits in a phase, all its calls together; with `ours` only those of our own lines, not of libraries they call."
         return sum(n for (p, _, our, line), n in self.waits.items() if p == phase and (our == line or not ours))
 
     def places(self, phase=None):
@@ -185,7 +186,8 @@ class Sim(Tensor):
         return self.held.tolist()
 
     def numpy(self, *args, **kwargs):
-        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first.")
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. "
+                        "Use Tensor.cpu() to copy the tensor to host memory first.")
     __array__ = numpy
 
     @classmethod
@@ -220,7 +222,7 @@ def lie_alike(a, b):
     "Have two tensors equal shapes, and equal strides where a dimension is longer than 1?"
     if a.shape != b.shape:
         return False
-    return all(n == 1 or i == j for n, i, j in zip(a.shape, a.stride(), b.stride()))
+    return all(n == 1 or i == j for n, i, j in zip(a.shape, a.stride(), b.stride(), strict=True))
 
 
 def refuse_mixed(func):
@@ -231,7 +233,8 @@ def refuse_mixed(func):
 def check_devices(gpu, func, key, args, sims, cpu):
     "CUDA's rules about tensors on different devices."
     if len({s.index for s in sims}) > 1:
-        raise RuntimeError(f'Expected all tensors to be on the same device, but found several GPUs (when running {func})')
+        raise RuntimeError('Expected all tensors to be on the same device, but found several GPUs '
+                           f'(when running {func})')
     if not sims or not cpu:
         return
     if key in INDEXING:
@@ -247,7 +250,8 @@ def check_devices(gpu, func, key, args, sims, cpu):
 def check_index(gpu, func, args):
     "A CPU index into a tensor of the GPU is copied there; the other way is refused."
     if is_cpu_tensor(args[0]):
-        raise RuntimeError(f'indices should be either on cpu or on the same device as the indexed tensor (cpu) ({func})')
+        raise RuntimeError('indices should be either on cpu or on the same device as the indexed tensor (cpu) '
+                           f'({func})')
     value = args[2] if len(args) > 2 else None
     if is_cpu_tensor(value) and value.ndim:
         refuse_mixed(func)
@@ -266,7 +270,7 @@ def check_generator(func, kwargs):
 def check_fused(func, args):
     "A fused kernel goes through memory: parameters, gradients and buffers have to lie there alike."
     lists = [group for group in args[:3] if isinstance(group, (list, tuple)) and len(group)]
-    for first, *others in zip(*lists):
+    for first, *others in zip(*lists, strict=False):
         if all(t.dtype == first.dtype and lie_alike(t, first) for t in others):
             continue
         raise RuntimeError(f'params, grads and state must have the same dtype, size and strides (when running {func})')
@@ -287,7 +291,7 @@ def count_waits(gpu, key, args):
 
 
 def count_copy(gpu, source, to_gpu, non_blocking):
-    "A copy between host and GPU: the host waits, if it is not told otherwise."
+    "A copy between host and GPU: the host waits, unless it is asked not to."
     if is_sim(source) == to_gpu:
         return
     way = 'to the GPU' if to_gpu else 'from the GPU'
@@ -367,7 +371,7 @@ def raised(func, out, sims, index):
             return x if index is None else Sim(x, index)
         same = known[id(x)]
         if not lie_alike(same, x):
-            raise NotImplementedError(f'The stand-in cannot follow {func}, which changes the shape of a tensor in place.')
+            raise NotImplementedError(f'The stand-in cannot follow {func}: it changes the shape of a tensor in place.')
         return same
     return changed(up, out)
 
@@ -431,10 +435,11 @@ def cast(func, args, kwargs):
 def grouped(lists, with_indices=False):
     "Tensors of an optimizer by device and type, as torch's own function in C++ has them."
     found = {}
-    for i, row in enumerate(zip(*(part or [None] * len(lists[0]) for part in lists))):
+    full = [part or [None] * len(lists[0]) for part in lists]
+    for i, row in enumerate(zip(*full, strict=True)):
         first = next(t for t in row if t is not None)
         parts, where = found.setdefault((first.device, first.dtype), ([[] for _ in lists], []))
-        for part, t in zip(parts, row):
+        for part, t in zip(parts, row, strict=True):
             part.append(t)
         where.append(i)
     for parts, _ in found.values():
@@ -506,7 +511,7 @@ def fakes(gpu):
 
 @contextmanager
 def gpu(n=1):
-    "Within: a machine with `n` GPUs, as far as Python can tell."
+    "Within: a machine with `n` GPUs, as far as Python can see."
     device = Gpu(n)
     with device.stack as stack:
         for place, functions in fakes(device).items():

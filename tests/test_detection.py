@@ -78,7 +78,7 @@ def coco(folder, boxes, split='val', n_images=2, **changes):
 
 @pytest.mark.parametrize('name, width', [('mbse', .1), ('mbse_mix', .1), ('mbse_mix_shuffle', .25), ('res50se', .05)])
 def test_any_path_gives_features_at_four_strides(name, width):
-    "Random paths, and the one of identities: the right sizes and channels, equal to the network's own, without its head."
+    "Random paths, and the one of identities: the right sizes and channels, equal to the network's own without head."
     space = get_space(name, width=width)
     torch.manual_seed(0)
     for path in [torch.zeros(space.n_layers, dtype=torch.long), *space.sample(2)]:
@@ -86,7 +86,8 @@ def test_any_path_gives_features_at_four_strides(name, width):
         row, names, channels = feature_blocks(backbone)
         body = make_pyramid(backbone, ModelConfig(fpn_channels=8)).body.eval()
         features = list(body(x := torch.randn(1, 3, 64, 96)).values())
-        assert [tuple(f.shape) for f in features] == [(1, c, 64 // s, 96 // s) for c, s in zip(channels, (4, 8, 16, 32))]
+        strides = zip(channels, (4, 8, 16, 32), strict=True)
+        assert [tuple(f.shape) for f in features] == [(1, c, 64 // s, 96 // s) for c, s in strides]
         net = backbone.net.eval()
         assert torch.equal(features[-1], net.layers(net.stem(x)))
         def count(*parts): return sum(p.numel() for part in parts for p in part.parameters())
@@ -102,11 +103,12 @@ def test_both_detectors_train_and_predict_on_mobile_and_resnet_paths(detector, n
     backbone = fresh_backbone(Arch(space, space.sample(1)[0], {}))
     model = build_detector(backbone, 3, detection_config(detector=detector, **TINY)).train()
     x = [torch.rand(3, 64, 48), torch.rand(3, 50, 64)]
-    targets = [dict(boxes=torch.tensor(b).view(-1, 4), labels=torch.ones(len(b)).long()) for b in ([[4., 4, 40, 40]], [])]
+    boxes = [torch.tensor(b).view(-1, 4) for b in ([[4., 4, 40, 40]], [])]
+    targets = [dict(boxes=b, labels=torch.ones(len(b)).long()) for b in boxes]
     sum(model(x, targets).values()).backward()
     without = {n for n, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()}
     assert {n.split('.')[1] for n in without} <= {'fpn'}, without       # Faster R-CNN's proposals may miss a level
-    for image, found in zip(x, model.eval()(x)):
+    for image, found in zip(x, model.eval()(x), strict=True):
         assert found['boxes'].shape[1] == 4 and (found['boxes'] >= 0).all()
         assert (found['boxes'][:, 2] <= image.shape[2] + .01).all() and len(found['scores']) <= 100
 
@@ -130,7 +132,7 @@ def test_trained_weights_arrive_and_their_norms_stay(network):
 
 
 def test_normalisation_follows_arch_json(network, tmp_path):
-    "An arch.json that tells mean and std of its images is obeyed, also when the run is read again."
+    "An arch.json that gives mean and std of its images is obeyed, also when the run is read again."
     arch = arch_of()
     write_arch(tmp_path/'arch.json', arch.space, arch.path, mean=[.1, .2, .3], std=[.4, .5, .6])
     run = train_detector(tiny(tmp_path/'arch.json', tmp_path/'run', epochs=1), report=None)
@@ -144,8 +146,10 @@ def test_category_ids_with_gaps_crowds_and_ids_from_zero(tmp_path, capsys):
     boxes = [(0, 3, [5, 5, 10, 10], {}), (1, 90, [1, 1, 8, 9], {}), (0, 3, [20, 0, 20, 30], crowd)]
     data = read_coco(coco(tmp_path, boxes))
     assert [t['labels'].tolist() for _, t in BoxView(data)] == [[1], [2]] and data.classes == ['dog', 'cat']
-    found = [dict(boxes=torch.tensor(b), labels=torch.tensor(l), scores=torch.tensor(s)) for b, l, s in [
-        ([[22., 3, 30, 12], [5, 5, 15, 15]], [1, 1], [.9, .8]), ([[1., 1, 9, 10], [0, 0, 30, 30]], [2, 0], [.7, .99])]]
+    def detected(boxes, labels, scores):
+        return dict(boxes=torch.tensor(boxes), labels=torch.tensor(labels), scores=torch.tensor(scores))
+    found = [detected([[22., 3, 30, 12], [5, 5, 15, 15]], [1, 1], [.9, .8]),
+             detected([[1., 1, 9, 10], [0, 0, 30, 30]], [2, 0], [.7, .99])]
     rows = as_coco(found, data.truth)
     assert [r['category_id'] for r in rows] == [3, 3, 90]              # the background is no class
     scores = coco_scores(data.truth, rows)

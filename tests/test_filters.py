@@ -1,4 +1,4 @@
-"Filters of tables learn what is there, beat ridge where layers interact, refuse what cannot be learned, and repeat to the bit."
+"Filters of tables learn what is there, beat ridge where layers interact, refuse what cannot be learned, and repeat."
 import numpy as np
 import pytest
 import torch
@@ -42,7 +42,7 @@ def correlation(a, b):
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_recovers_an_additive_truth_and_keeps_the_share(kind):
-    "Predictions follow the truth, and the share that is kept is 1 - q within a tenth."
+    "Predictions follow the true losses, and the share that is kept is 1 - q within a tenth."
     space = get_space('nasbench_macro')
     loss = additive(space)
     filt = FILTERS[kind](space)
@@ -72,7 +72,7 @@ def test_pairs_beat_linear_where_layers_interact():
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_repeats_itself_on_any_number_of_threads(kind):
-    "The same labels and seed give the same bits, also after a fit to something else; random numbers elsewhere do not move."
+    "The same labels and seed give the same bits, also after another fit; random numbers elsewhere do not move."
     space = get_space('nasbench_macro')
     labels = labels_of(space, interacting(space), n=1500)
     n_threads = torch.get_num_threads()
@@ -283,7 +283,9 @@ def test_algorithm_1_resumes_with_it(kind):
     tensors, numbers = first.state_dicts()
     tensors = {part: {k: v.clone() for k, v in state.items()} for part, state in tensors.items()}
     second = new()
-    for layer, op in (~first.space.alive).nonzero().tolist(): second.space.drop(layer, op)
+    for layer, op in (~first.space.alive).nonzero().tolist():
+        second.space.drop(layer, op)
     second.load_state_dicts(tensors, numbers)
     assert torch.equal(go_on(first, (60, 80)), go_on(second, (60, 80)))
-    assert all(torch.equal(a, b) for a, b in zip(first.filt.state_dict().values(), second.filt.state_dict().values()))
+    weights = first.filt.state_dict().values(), second.filt.state_dict().values()
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))

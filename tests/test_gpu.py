@@ -1,4 +1,4 @@
-"""What would happen on a GPU, on a stand-in for one: everything runs, on the right device, and the host hardly ever waits.
+"""What would happen on a GPU, on a stand-in for one: all runs on the right device, and the host hardly ever waits.
 
 `python tests/test_gpu.py` prints how often it does, `python tests/test_gpu.py places` also in which lines."""
 import math
@@ -25,15 +25,16 @@ from greedynasv2.supernet import SuperNet, SupernetEvaluator, load_network
 from greedynasv2.training import make_config, train_supernet
 from greedynasv2.vpu import FilterConfig, PathFilter, cross_validate, train_filter
 
-TOY = dict(space='toy', device='cuda', epochs=4, warmup_epochs=1, round_every=1, image_size=16, n_train=32, batch_size=16, lr=.03,
-           m=100, n_valid=32, memory=2, q_start=.7, q_end=.8, q_epochs=2, q_label=.6, filter_dim=8, merge_threshold=.3,
+TOY = dict(space='toy', device='cuda', epochs=4, warmup_epochs=1, round_every=1, image_size=16, n_train=32,
+           batch_size=16, lr=.03, m=100, n_valid=32, memory=2, q_start=.7, q_end=.8, q_epochs=2, q_label=.6,
+           filter_dim=8, merge_threshold=.3,
            log_every=2, stop_rule='none')
 QUICK = dict(lr=.04, n_iters=45, folds=0, batch_u=128)      # of filter training: learns the scores of `legible`
 REJECTED = 'planted by the test'
 
-# The most waits of the host a call. Filter training has to know some things before it can go on, whatever the number of its
-# steps: how the folds went, how the training went, the largest Phi, what is kept. The second wait of a classified batch finds
-# an idle device. A step of retraining is to become one without a wait.
+# The most waits of the host a call. Filter training has to know some things before it can go on, whatever the number of
+# its steps: how the folds went, how the training went, the largest Phi, what is kept. The second wait of a classified
+# batch finds an idle device. A step of retraining is to become one without a wait.
 LIMITS = {'training step': 0, 'retraining step': 1, 'evaluation call': 1, 'filter training': 5, 'classified batch': 2}
 
 
@@ -44,7 +45,8 @@ def library():
 
 def owners(name):
     "Classes of the library that define the method `name`, wherever they are."
-    classes = {c for m in library() for c in vars(m).values() if isinstance(c, type) and c.__module__.startswith('greedynasv2.')}
+    values = [value for module in library() for value in vars(module).values()]
+    classes = {c for c in values if isinstance(c, type) and c.__module__.startswith('greedynasv2.')}
     found = [c for c in classes if name in vars(c)]
     assert found, f'no class of the library has a method {name} any more'
     return found
@@ -74,7 +76,7 @@ def watch(device, step='training step'):
 
 
 def legible(monkeypatch, reject=()):
-    "Let paths have scores that a filter learns in a second; in the rounds `reject` it is not trusted. The list of its verdicts."
+    "Give paths scores that a filter learns in a second; in the rounds `reject` it is rejected. The reasons, by round."
     evaluate, train, rounds = SupernetEvaluator.__call__, train_filter, []
 
     def scores(self, paths):
@@ -108,12 +110,12 @@ def no_waits(device, phase):
 
 def detection_toy(folder):
     "A detection run of two steps."
-    return detection_config(device='cuda', image_size=64, n_train=8, n_valid=2, batch_size=4, epochs=1, log_every=1, fpn_channels=16,
-                            head_channels=16, proposals=20, rois=8, run_dir=str(folder))
+    return detection_config(device='cuda', image_size=64, n_train=8, n_valid=2, batch_size=4, epochs=1, log_every=1,
+                            fpn_channels=16, head_channels=16, proposals=20, rois=8, run_dir=str(folder))
 
 
 REFUSED = {
-    'a CPU tensor beside one of the GPU': lambda x: x + torch.ones(3),
+    'a CPU tensor next to one of the GPU': lambda x: x + torch.ones(3),
     'a CPU bound in clamp_': lambda x: x.clamp_(max=torch.tensor(1.)),
     'targets on the CPU': lambda x: nn.functional.cross_entropy(x[None], torch.tensor([1])),
     'an index on the GPU into a CPU tensor': lambda x: torch.ones(3)[x.long()],
@@ -205,7 +207,9 @@ def test_a_gpu_that_is_named_becomes_the_current_one(tmp_path):
         assert get_device('auto') == torch.device('cuda') and device.current == 0
         with pytest.raises(InputError, match='2 GPUs'):
             get_device('cuda:2')
-        train_supernet(make_config('demo', **{**TOY, 'method': 'spos', 'epochs': 1, 'device': 'cuda:1', 'run_dir': str(tmp_path)}),
+        train_supernet(make_config('demo',
+                                   **{**TOY, 'method': 'spos', 'epochs': 1, 'device': 'cuda:1',
+                                      'run_dir': str(tmp_path)}),
                        report=None)
         assert device.current == 1
 
@@ -250,15 +254,17 @@ def test_from_supernet_to_export(tmp_path, monkeypatch):
     assert on_gpu(parts.replace(stop_epoch=3), train_supernet)[0].status == 'stopped'
     resumed, _ = on_gpu(parts, train_supernet)
     assert same_events(run, resumed) == []
-    assert all(torch.equal(a, b) for a, b in zip(*(r.net.state_dict().values() for r in (run, resumed))))
+    weights = run.net.state_dict().values(), resumed.net.state_dict().values()
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
 
-    found, device = on_gpu(SearchConfig(device='cuda', n_evals=12, pop_size=6, n_valid=32, n_calibration=32, n_compare=4),
+    found, device = on_gpu(SearchConfig(device='cuda', n_evals=12, pop_size=6, n_valid=32, n_calibration=32,
+                                        n_compare=4),
                            lambda cfg, report: search_run(run, cfg, report=report))
     assert len(found.history) == 12
     no_waits(device, 'evaluation call')                       # with calibration
 
-    cfg = retrain_config(arch=str(run.folder/'search'/'arch.json'), inherit=str(run.folder), device='cuda', epochs=1, n_train=64,
-                         batch_size=16, image_size=16, log_every=2, run_dir=str(tmp_path/'retrained'))
+    cfg = retrain_config(arch=str(run.folder/'search'/'arch.json'), inherit=str(run.folder), device='cuda', epochs=1,
+                         n_train=64, batch_size=16, image_size=16, log_every=2, run_dir=str(tmp_path/'retrained'))
     again, device = on_gpu(cfg, retrain, 'retraining step')
     no_waits(device, 'retraining step')
     folder = export_network(again, onnx=False, report=None)
@@ -290,7 +296,9 @@ def test_the_old_tighten_is_caught(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('recipe', [FilterConfig(n_iters=12), FilterConfig.paper(n_iters=12, batch_size=32, batch_u=32, batch_mix=32),
+@pytest.mark.parametrize('recipe',
+                         [FilterConfig(n_iters=12),
+                          FilterConfig.paper(n_iters=12, batch_size=32, batch_u=32, batch_mix=32),
                                     FilterConfig(n_iters=12, method='nnpu')])
 def test_filters_train_without_waiting(recipe):
     "However many steps; losses that are not finite are noticed afterwards, and the weights are as before."
@@ -359,7 +367,8 @@ def measured(folder):
     note('greedynas', v1, train_supernet, 'training step')
     search = SearchConfig(device='cuda', n_evals=12, pop_size=6, n_valid=32, n_calibration=32, n_compare=0)
     note('search', search, lambda cfg, report: search_run(run, cfg, report=report), 'training step')
-    again = retrain_config(arch=str(run.folder/'search'/'arch.json'), device='cuda', epochs=1, n_train=64, batch_size=16, image_size=16,
+    again = retrain_config(arch=str(run.folder/'search'/'arch.json'), device='cuda', epochs=1, n_train=64,
+                           batch_size=16, image_size=16,
                            log_every=2, run_dir=str(folder/'again'))
     note('retraining', again, retrain, 'retraining step')
     note('detection', detection_toy(folder/'detector'), train_detector, 'detection step')

@@ -1,4 +1,4 @@
-"Who imports whom: the studies next to the library and never below it, only lower numbers, and no torch where a watcher is."
+"Who imports whom: studies next to the library, never below it; only lower numbers; no torch where a watcher is."
 import ast
 import subprocess
 import sys

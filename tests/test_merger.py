@@ -11,7 +11,7 @@ from greedynasv2.spaces import get_space
 from greedynasv2.supernet import SuperNet, step_path
 from greedynasv2.vpu import PathFilter
 
-NAMES = 'ID', 'MB3_K3', 'MB3_K5_SE', 'MB6_K3'          # of the toy space, here also from the cheapest to the dearest
+NAMES = 'ID', 'MB3_K3', 'MB3_K5_SE', 'MB6_K3'          # of the toy space, here also from the cheapest to the costliest
 
 
 def alike(*pairs, n_layers=4, n_ops=4):
@@ -104,7 +104,8 @@ def test_cap():
     sim = alike((0, 1, 3, .95), (1, 1, 3, .9), (2, 1, 3, .85))
     space, veto = get_space('toy'), (0, 'MB3_K3', 'MB6_K3')
     assert plan_merges(sim, space, max_merges=1).decision.tolist() == ['merge', 'over the cap', 'over the cap']
-    assert plan_merges(sim, space, max_merges=0).decision.tolist() == ['merge', 'over the cap', 'over the cap']      # a tenth of 16 ops
+    # A tenth of 16 ops
+    assert plan_merges(sim, space, max_merges=0).decision.tolist() == ['merge', 'over the cap', 'over the cap']
     assert plan_merges(sim, space, vetoes=[veto], max_merges=1).decision.tolist() == ['vetoed', 'merge', 'over the cap']
     pairs = ['layer', 'kept', 'removed']
     assert plan_merges(sim, space, max_merges=2)[pairs].equals(plan_merges(sim, space)[pairs])

@@ -23,7 +23,7 @@ def n_lines(source):
 
 
 def test_exported_cells_hold_one_idea():
-    "No exported cell has more than 60 lines. How much a line holds is measured by code_measures.py: short cells of packed lines read worse."
+    "No exported cell has more than 60 lines. code_measures.py says how much a line holds: packed lines read worse."
     lengths = {(nb.name, source): n_lines(source) for nb in LIBRARY for source in code_cells(nb)
                if re.search(r'^#\|\s*export', source, re.M)}
     assert lengths, 'no notebook exports anything'

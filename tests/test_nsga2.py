@@ -29,7 +29,11 @@ from greedynasv2.vpu import PathFilter
 from test_training import toy
 
 ROOT = Path(__file__).resolve().parent.parent
-SEARCHES = {'nsga2': lambda *a, **k: search(*a, report=None, **k), 'random': random_search, 'evolution': regularised_evolution}
+SEARCHES = {
+    'nsga2': lambda *a, **k: search(*a, report=None, **k),
+    'random': random_search,
+    'evolution': regularised_evolution,
+}
 
 
 def by_sum(paths):
@@ -58,7 +62,8 @@ def test_every_evaluated_path_is_allowed(method):
     assert len(paths) == len(found.history) == 120
     assert len(space.canonical(paths).unique(dim=0)) == 120
     assert space.is_alive(paths).all() and (space.flops(paths, 224) <= 200e6).all() and (paths[:, 5] % 2 == 1).all()
-    assert int(space.flops(found.best, 224)) <= 200e6 and by_sum(found.best[None]).acc.item() == pytest.approx(found.history.acc.max())
+    assert int(space.flops(found.best, 224)) <= 200e6
+    assert by_sum(found.best[None]).acc.item() == pytest.approx(found.history.acc.max())
 
 
 def test_the_front_is_not_beaten():
@@ -67,7 +72,9 @@ def test_the_front_is_not_beaten():
     front, rest = found.pareto, found.history.drop(found.pareto.index)
     def beats(a, b): return (a.acc >= b.acc) & (a.flops <= b.flops) & ((a.acc > b.acc) | (a.flops < b.flops))
     assert not any(beats(found.history, row).any() for row in front.itertuples())
-    assert all((beats(front, row) | ((front.acc == row.acc) & (front.flops == row.flops))).any() for row in rest.itertuples())
+    for row in rest.itertuples():
+        same = (front.acc == row.acc) & (front.flops == row.flops)
+        assert (beats(front, row) | same).any()
     assert found.history.acc.iloc[100:].mean() > found.history.acc.iloc[:50].mean()
 
 
@@ -93,7 +100,7 @@ def test_a_filter_that_rejects_everything_is_set_aside_in_time():
 
 
 def test_untrusted_and_foreign_filters():
-    "A filter with a verdict is not used; one of another space is refused."
+    "A filter that was rejected is not used; one of another space is refused."
     space, said = get_space('toy'), []
     filt = trained(space, lambda p: torch.zeros(len(p)))
     filt.verdict = 'it keeps almost nothing.'
@@ -112,7 +119,8 @@ def test_limits():
     found = search(space, by_sum, 60, max_flops=2*least, report=None)
     assert len(found.history) == 60 and (found.history.flops <= 2*least).all()
     only = search(space, by_sum, 60, max_flops=least, report=None)
-    assert only.history.flops.unique().tolist() == [least] and 'All networks that may be evaluated are known' in only.notes[-1]
+    assert only.history.flops.unique().tolist() == [least]
+    assert 'All networks that may be evaluated are known' in only.notes[-1]
     assert search(space, by_sum, 60, max_flops=math.inf, report=None).history.flops.max() > 330e6
 
 
@@ -152,7 +160,7 @@ print('done')
 
 
 def test_a_killed_search_goes_on(tmp_path):
-    "Killed three times while it evaluates, it ends with the history of one that was left alone, and nothing is computed twice."
+    "Killed three times while it evaluates, it ends with the history of one left alone; nothing is computed twice."
     file = tmp_path/'evaluations.jsonl'
     for wait in (10, 25, 60):
         process = subprocess.Popen([sys.executable, '-c', SLOW_SEARCH, file], cwd=ROOT)
@@ -163,7 +171,9 @@ def test_a_killed_search_goes_on(tmp_path):
     space, asked = get_space('mbse'), []
     n_known = len(file.read_text().splitlines()) - 1
     assert 50 < n_known < 120
-    found = search(space, CachedEvaluator(lambda p: (asked.append(len(p)), by_sum(p))[1], space, file, dict(what='test')), 120, seed=9, report=None)
+    found = search(space,
+                   CachedEvaluator(lambda p: (asked.append(len(p)), by_sum(p))[1], space, file, dict(what='test')), 120,
+                   seed=9, report=None)
     assert found.history.equals(search(space, by_sum, 120, seed=9, report=None).history)
     assert sum(asked) <= 120 - n_known + 1                                        # the last line may have been torn
 
@@ -211,7 +221,8 @@ def test_scores_that_are_no_numbers_count_as_the_worst(method):
         scores.acc[paths[:, 0] % 4 == 0] = math.nan
         return scores
     found = SEARCHES[method](space, partly, 60, seed=0)
-    assert found.history.acc.notna().all() and by_sum(found.best[None]).acc.item() == pytest.approx(found.history.acc.max())
+    assert found.history.acc.notna().all()
+    assert by_sum(found.best[None]).acc.item() == pytest.approx(found.history.acc.max())
     with pytest.raises(InputError, match='An evaluator returns Scores'):
         SEARCHES[method](space, lambda p: torch.ones(len(p)), 20)
 

@@ -11,7 +11,7 @@ from geometry import Recorder, Traffic, faint, wrong
 from test_widgets import COMPANIONS, SLOW_TOY, Stage, drawn, some_run, text, wait_drawn
 
 needs_browser = pytest.mark.skipif(bool(missing()), reason=missing() or 'there is a browser')
-# Sides of a window, in px. At the last the sidebar is closed, or there would be no room for a figure beside it.
+# Sides of a window, in px. At the last the sidebar is closed, or there would be no room for a figure next to it.
 WINDOWS = (1440, 900), (1100, 900), (820, 1100), (620, 1000)
 # `make accept`: all companions and the dashboard, for a minute of a live run. Otherwise one dashboard
 ACCEPT = os.environ.get('GREEDYNASV2_ACCEPT', '') not in ('', '0')
@@ -50,7 +50,7 @@ def rounds_of(run): return len(run.events('round'))
 
 
 def go_through(page, name, run, folder, seconds):
-    "All windows, themes, tabs and the sidebar while `run` goes on, for at least `seconds`; a recorder that has watched."
+    "All windows, themes, tabs and the sidebar while `run` goes on, for `seconds` or more; a recorder that watched."
     recorder = Recorder(page)
     begin, first = time.monotonic(), rounds_of(run)
     for width, height in WINDOWS:
@@ -95,17 +95,19 @@ def gallery(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [*COMPANIONS, 'board'] if ACCEPT else ['board'])
 def test_figures_stand_where_they_should(gallery, name, capsys):
-    "Beside a live run, whatever happens to the window: no figure collapses, no box over another, no text over text, no strange request."
+    "Next to a live run, in any window: no figure collapses, no box or text over another, no strange request."
     made, address, context = gallery
     folder = made.folder
     blank = f'blank_{name}'
     notebook(folder/f'{blank}.ipynb', ['1 + 1'])
     if name == 'board':
-        notebook(folder/'board.ipynb', ['from greedynasv2.widgets import Dashboard', f'Dashboard(root={str(folder/"runs")!r})'])
+        notebook(folder/'board.ipynb',
+                 ['from greedynasv2.widgets import Dashboard', f'Dashboard(root={str(folder/"runs")!r})'])
     else:
         notebook(folder/f'{name}.ipynb', name, run_dir=str(made.run_dir))
     traffic = {}
-    for source in blank, blank, name:                  # at the second look a kernel is there, as for the notebook itself
+    # At the second look a kernel is there, as for the notebook itself
+    for source in blank, blank, name:
         page = context.new_page()
         traffic[source] = Traffic(page, traffic.get(source))
         open_notebook(page, address(f'{source}.ipynb'))
@@ -139,7 +141,8 @@ def test_home_by_mouse_and_keyboard(gallery):
     made, address, context = gallery
     runs = made.folder/'runs'
     some_run(runs/'uniform paths', dict(method='spos'), steps=200, end='end')
-    some_run(runs/'a network, retrained', dict(method='retrain'), steps=50, end='end', loss=1.2, top1=61.5, top5=90., raw_top1=55.)
+    some_run(runs/'a network, retrained', dict(method='retrain'), steps=50, end='end', loss=1.2, top1=61.5, top5=90.,
+             raw_top1=55.)
     some_run(runs/'a detector', dict(detector='fcos'), steps=50, mAP=.25, AP50=.4, AP75=.2)
     notebook(made.folder/'home.ipynb', ['from greedynasv2.widgets import Dashboard', f'Dashboard(root={str(runs)!r})'])
     page = context.new_page()
@@ -160,10 +163,12 @@ def test_home_by_mouse_and_keyboard(gallery):
     assert names() == sorted(names(), reverse=True)
 
     wait_drawn(page, 'Training', lambda d: d['points'] > 5)
-    zoomed = lambda: page.evaluate("""() => [...document.querySelectorAll('.js-plotly-plot')].find(g => g.layout?.title?.text === 'Training')
-        ._fullLayout.xaxis.autorange === false""")
-    box = page.evaluate("""() => { const g = [...document.querySelectorAll('.js-plotly-plot')].find(g => g.layout?.title?.text === 'Training');
-        g.scrollIntoView({ block: 'center' }); const r = g.querySelector('.nsewdrag').getBoundingClientRect(); return [r.x, r.y, r.width, r.height]; }""")
+    find = "[...document.querySelectorAll('.js-plotly-plot')].find(g => g.layout?.title?.text === 'Training')"
+    def zoomed(): return page.evaluate(f'() => {find}._fullLayout.xaxis.autorange === false')
+    box = page.evaluate('() => { const g = ' + find + """;
+        g.scrollIntoView({ block: 'center' });
+        const r = g.querySelector('.nsewdrag').getBoundingClientRect();
+        return [r.x, r.y, r.width, r.height]; }""")
     x, y, width, height = box
     page.mouse.move(x + .3*width, y + .5*height)
     page.mouse.down()

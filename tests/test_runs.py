@@ -321,8 +321,10 @@ def test_layouts_shared_memory_and_optimizers(tmp_path):
         shutil.rmtree(tmp_path/'run', ignore_errors=True)
         net = SuperNet(space).to(memory_format=torch.channels_last)
         optimizer = make(net.parameters())
-        step = lambda net, opt: (net(torch.ones(4, 3, 16, 16), torch.tensor([1, 2, 1, 3])).square().sum().backward(),
-                                 opt.step(), opt.zero_grad())
+        def step(net, opt):
+            net(torch.ones(4, 3, 16, 16), torch.tensor([1, 2, 1, 3])).square().sum().backward()
+            opt.step()
+            opt.zero_grad()
         step(net, optimizer)
         tensors = pack('net', net.state_dict()) | optimizer_tensors(optimizer, net)
         tied = {'tied': tensors['net.head.0.0.weight'] if 'net.head.0.0.weight' in tensors else torch.ones(2)}
@@ -334,14 +336,15 @@ def test_layouts_shared_memory_and_optimizers(tmp_path):
         again = make(other.parameters())
         load_optimizer_tensors(again, other, loaded)
         assert len(again.state) == len(optimizer.state) < len(list(net.parameters()))
-        for (_, p), (_, q) in zip(net.named_parameters(), other.named_parameters()):
+        for (_, p), (_, q) in zip(net.named_parameters(), other.named_parameters(), strict=True):
             for k, v in optimizer.state.get(p, {}).items():
                 assert torch.equal(v, again.state[q][k]) and v.stride() == again.state[q][k].stride()
         torch.manual_seed(0)
         step(net, optimizer)
         torch.manual_seed(0)
         step(other, again)
-        assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), other.state_dict().values()))
+        weights = net.state_dict().values(), other.state_dict().values()
+        assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
 
 
 def test_numbers_in_optimizer_state_and_wrong_names(tmp_path):
@@ -464,13 +467,14 @@ def test_another_config_is_refused_and_nothing_overwritten(tmp_path):
 
 
 def test_what_an_old_config_lacks_never_refuses(tmp_path):
-    "It means what the version did that wrote it; a known parameter of another value still refuses, and nothing is rewritten."
+    "It means what its version did; a known parameter of another value still refuses, and nothing is rewritten."
     with create(tmp_path/'run') as run:
         run.log('start')
         run.save(1, dict(w=torch.ones(1)))
     before = (tmp_path/'run/config.json').read_bytes()
     absent = dict(sharing='none', lr=.1, method='never taken')
-    def again(**changes): return Run.create(tmp_path/'run', {**PARAMETERS, **changes}, get_space('toy'), resume=True, absent=absent)
+    def again(**changes): return Run.create(tmp_path/'run', {**PARAMETERS, **changes}, get_space('toy'), resume=True,
+                                            absent=absent)
     for given in (dict(sharing='block'), dict(sharing='none', lr=.2), {}):
         with again(**given) as run:
             assert run.resumed and run.resume().step == 1
@@ -482,7 +486,8 @@ def test_what_an_old_config_lacks_never_refuses(tmp_path):
     with pytest.raises(InputError, match='already holds this run'):
         Run.create(tmp_path/'run', PARAMETERS, get_space('toy'), absent=absent)
     assert (tmp_path/'run/config.json').read_bytes() == before
-    assert 'sharing' not in Run.open(tmp_path/'run').config and Run.open(tmp_path/'run', absent=absent).config['sharing'] == 'none'
+    assert 'sharing' not in Run.open(tmp_path/'run').config
+    assert Run.open(tmp_path/'run', absent=absent).config['sharing'] == 'none'
     with Run.create(tmp_path/'new', {**PARAMETERS, 'sharing': 'block'}, get_space('toy'), absent=absent) as run:
         assert run.config == {**PARAMETERS, 'sharing': 'block'}                   # a new run has nothing of it
 
@@ -572,7 +577,7 @@ def test_context_manager(tmp_path):
     with pytest.raises(ZeroDivisionError):
         with create(tmp_path/'error') as run:
             run.log('start')
-            1/0
+            raise ZeroDivisionError('division by zero')
     assert (run.status, run.status_text) == ('stopped', 'ZeroDivisionError: division by zero')
     with pytest.raises(KeyboardInterrupt):
         with create(tmp_path/'break') as run:
@@ -656,11 +661,11 @@ def test_a_custom_space_travels_with_its_run(tmp_path):
     with create(tmp_path/'wrong') as run:
         run.save(1, {'space.alive': torch.ones(1, 1, dtype=torch.bool)})
     with pytest.raises(InputError, match='space.alive in the checkpoint is torch.bool of shape'):
-        run.space
+        assert run.space
     with create(tmp_path/'misfit') as run:
         run.save(1, pack('net', net.state_dict()))
     with pytest.raises(InputError, match='The net in the checkpoint does not fit its space'):
-        run.net
+        assert run.net
 
 
 def test_same_events(tmp_path):
@@ -682,8 +687,9 @@ def test_which_ops_are_left_by_events_and_by_checkpoint(tmp_path):
     "The same from either source; merges that were not applied, torn or foreign ones change nothing."
     space = get_space('toy')
     with create(tmp_path) as run:
-        for r, layer, removed, decision in [(0, 0, 'MB6_K3', 'merge'), (0, 1, 'ID', 'vetoed'), (1, 3, 'MB3_K3', 'merge'),
-                                            (1, 9, 'ID', 'merge'), (1, 'x', 'ID', 'merge'), (1, 2, 'foreign', 'merge')]:
+        for r, layer, removed, decision in [(0, 0, 'MB6_K3', 'merge'), (0, 1, 'ID', 'vetoed'),
+                                            (1, 3, 'MB3_K3', 'merge'), (1, 9, 'ID', 'merge'), (1, 'x', 'ID', 'merge'),
+                                            (1, 2, 'foreign', 'merge')]:
             run.log('merge', round=r, layer=layer, removed=removed, kept='MB3_K5_SE', similarity=.9, decision=decision)
         space.drop(0, 3)
         assert run.space_at(0) == space and run.facts_at(0) == space and run.space_at(-1) == get_space('toy')

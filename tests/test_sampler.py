@@ -191,7 +191,7 @@ def test_greedy_gives_the_best_k_of_m():
 
 
 def test_pool_keeps_the_best_once_within_the_limit():
-    "Best first, at most so many, no path twice, nothing dearer than search allows, nothing that has no loss."
+    "Best first, at most so many, no path twice, nothing above the FLOPs limit of the search, nothing that has no loss."
     space = get_space('toy')
     sampler = GreedySampler(space, lambda p: Scores(-space.flops(p)/1e6, None), pool_size=12)
     sampler.sample(1500)                          # 3000 draws from 256 paths: the best is among them

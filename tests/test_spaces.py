@@ -219,7 +219,7 @@ def test_hostile_names_are_shown_as_text():
     from greedynasv2.viz import plot_path, plot_space
     evil = '<img src=x onerror=alert(1)>'
     pattern = evil.replace('(', r'\(').replace(')', r'\)')
-    register_op(pattern, cost=lambda op, l: conv_cost(l.c_in, l.c_out, 1, l.out_size))
+    register_op(pattern, cost=lambda op, layer: conv_cost(layer.c_in, layer.c_out, 1, layer.out_size))
     space = SearchSpace(evil, ['ID', evil], [('choice', 8, 2, 2)], image_size=8, n_classes=2)
     figures = plot_path(space.rows([1, 1])), plot_space(space.costs())
     for text in (space._repr_html_(), *(fig.to_json() for fig in figures)):

@@ -1,4 +1,4 @@
-"What a module does not need at once, it does not import: training starts as fast as torch allows, watching needs no torch."
+"A module imports only what it needs at once: training starts as fast as torch allows, watching needs no torch."
 import subprocess
 import sys
 
@@ -13,7 +13,8 @@ HEAVY = {'plotly', 'matplotlib', 'ipywidgets', 'anywidget', 'IPython', 'timm', '
 
 def in_fresh_process(code, *args):
     "What `code` prints in a new process, as words."
-    return subprocess.run([sys.executable, '-c', code, *map(str, args)], capture_output=True, text=True, check=True).stdout.split()
+    return subprocess.run([sys.executable, '-c', code, *map(str, args)], capture_output=True, text=True,
+                          check=True).stdout.split()
 
 
 @pytest.mark.parametrize('module', ['training', 'supernet', 'vpu', 'data'])
@@ -61,7 +62,8 @@ def pretend(folder):
     from greedynasv2.facts import get_facts
     from greedynasv2.runs import Run
     alike = [[1., .9, .1, 0.], [.9, 1., 0., 0.], [.1, 0., 1., .7], [0., 0., .7, 1.]]
-    with Run.create(folder, dict(method='greedynasv2', seed=0, merge_threshold=.5, max_merges=0, beta=.9), get_facts('toy')) as run:
+    with Run.create(folder, dict(method='greedynasv2', seed=0, merge_threshold=.5, max_merges=0, beta=.9),
+                    get_facts('toy')) as run:
         run.log('start', step=0, n_steps=20)
         for r in range(2):
             for step in range(10*r, 10*r + 10):
@@ -70,7 +72,8 @@ def pretend(folder):
             run.log('similarity', round=r, step=10*r, matrices=[alike]*4, better=[[0, 1, 0]])
             if not r:
                 run.log('merge', round=r, layer=2, kept='ID', removed='MB3_K3', similarity=.9, decision='merge')
-            run.log('round', round=r, step=10*r, q=.5, kept=.5, u=.9, kappa=.5, filter_loss=.1, verdict='', phi=[5, 3, 1],
+            run.log('round', round=r, step=10*r, q=.5, kept=.5, u=.9, kappa=.5, filter_loss=.1, verdict='',
+                    phi=[5, 3, 1],
                     merged=1 - r, ops=15, log10_size=2.3)
         run.finish('end', results=dict(best='0000'))
 
@@ -84,13 +87,14 @@ def test_a_dashboard_draws_a_run_without_torch(tmp_path):
 
 def test_the_front_door():
     "It is cheap, lists its names, and says what it has not."
-    loaded = in_fresh_process('import sys; before = set(sys.modules); import greedynasv2; print(*set(sys.modules) - before)')
+    code = 'import sys; before = set(sys.modules); import greedynasv2; print(*set(sys.modules) - before)'
+    loaded = in_fresh_process(code)
     assert set(loaded) <= {'greedynasv2', 'greedynasv2.retrain'}
-    listed = 'get_space SuperNet train_supernet search retrain Run Dashboard load_network TrainConfig make_config load_macro ' \
-             'register_op register_space'
+    listed = ('get_space SuperNet train_supernet search retrain Run Dashboard load_network TrainConfig make_config '
+              'load_macro register_op register_space')
     assert set(listed.split()) <= set(greedynasv2.__all__) <= set(dir(greedynasv2))
     with pytest.raises(AttributeError, match="no attribute 'get_spaces'; it offers .*get_space"):
-        greedynasv2.get_spaces
+        assert greedynasv2.get_spaces
     assert in_fresh_process('from greedynasv2 import *; print(get_space("toy").size)') == ['256']
 
 

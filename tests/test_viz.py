@@ -36,7 +36,8 @@ def ops_of_layers():
 def merges():
     "Decisions of every kind, and one of a kind that is not known."
     kinds = [*viz.DECISIONS, 'filter not trusted']
-    rows = [dict(round=i // 2, layer=(7*i) % N_LAYERS, kept='MB3_K3', removed='MB6_K7_SE', similarity=.9, decision=kinds[i % len(kinds)])
+    rows = [dict(round=i // 2, layer=(7*i) % N_LAYERS, kept='MB3_K3', removed='MB6_K7_SE', similarity=.9,
+                 decision=kinds[i % len(kinds)])
             for i in range(2*N_ROUNDS)]
     return pd.DataFrame(rows)
 
@@ -45,7 +46,8 @@ def pairs():
     "Long names of six pairs over the rounds."
     rng = np.random.default_rng(0)
     names = [f'MB6_K{kernel}_SE, MB3_K{kernel}{se}' for kernel in (3, 5, 7) for se in ('', '_SE')]
-    return pd.DataFrame([dict(round=r, pair=name, similarity=rng.uniform(-1, 1)) for name in names for r in range(N_ROUNDS)])
+    rows = [dict(round=r, pair=name, similarity=rng.uniform(-1, 1)) for name in names for r in range(N_ROUNDS)]
+    return pd.DataFrame(rows)
 
 
 def labelled(column, low, high, labels):
@@ -57,27 +59,35 @@ def labelled(column, low, high, labels):
 def network():
     "The rows of a network of 21 layers."
     row = dict(kernel='3', ratio=3., se=True, c_in=16, c_out=32, stride=1, flops=2_000_000, params=4_000)
-    return pd.DataFrame([row | dict(layer=layer, op=OPS[layer % len(OPS)], size=224 // (1 + layer // 4)) for layer in range(N_LAYERS)])
+    rows = []
+    for layer in range(N_LAYERS):
+        rows.append(row | dict(layer=layer, op=OPS[layer % len(OPS)], size=224 // (1 + layer // 4)))
+    return pd.DataFrame(rows)
 
 
 def samples():
     "Each `plot_*` of viz by name, drawn from as much as a real run gives it."
     rng = np.random.default_rng(0)
-    steps = pd.DataFrame(dict(step=range(0, 26_000, 50), loss=1 + np.exp(-np.arange(520)/300), images_per_s=rng.uniform(250, 1300, 520)))
+    steps = pd.DataFrame(dict(step=range(0, 26_000, 50), loss=1 + np.exp(-np.arange(520)/300),
+                              images_per_s=rng.uniform(250, 1300, 520)))
     tests = pd.DataFrame(dict(step=range(0, 26_000, 2000), loss=np.linspace(2, .9, 13), top1=np.linspace(20, 75, 13),
                               top5=np.linspace(40, 95, 13), raw_top1=np.linspace(18, 74, 13)))
-    detected = pd.DataFrame(dict(step=range(0, 26_000, 2000), mAP=np.linspace(.02, .4, 13), AP50=np.linspace(.1, .6, 13), AP75=np.linspace(0, .3, 13)))
+    detected = pd.DataFrame(dict(step=range(0, 26_000, 2000), mAP=np.linspace(.02, .4, 13),
+                                 AP50=np.linspace(.1, .6, 13), AP75=np.linspace(0, .3, 13)))
     accept = pd.DataFrame(dict(step=range(0, 2600, 50), rate=rng.uniform(.1, 1, 52)))
     cosines = rng.uniform(-1, 1, (len(OPS), len(OPS)))
-    trials = pd.DataFrame(dict(threshold=np.arange(.3, 1.001, .025), merges=np.linspace(27, 0, 29).round(), log10_size=np.linspace(18, 23.4, 29)))
-    searched = pd.DataFrame(dict(path=['0'*N_LAYERS]*200, acc=rng.uniform(40, 75, 200), flops=rng.uniform(1e8, 6e8, 200)))
+    trials = pd.DataFrame(dict(threshold=np.arange(.3, 1.001, .025), merges=np.linspace(27, 0, 29).round(),
+                               log10_size=np.linspace(18, 23.4, 29)))
+    searched = pd.DataFrame(dict(path=['0'*N_LAYERS]*200, acc=rng.uniform(40, 75, 200),
+                                 flops=rng.uniform(1e8, 6e8, 200)))
     share = np.linspace(0, 1, 11)
     confidence = pd.concat([pd.DataFrame(dict(p=share, k=k, confidence=share**(1/k))) for k in (1, 5, 10, 20)])
     recall = np.arange(50, 101, 10)
     curves = pd.concat([pd.DataFrame(dict(share=s, recall=recall, precision=100 - recall/9)) for s in (.1, .3, .5, 1.)])
     x = np.arange(10)
     methods = 'random search', 'regularised evolution', 'NSGA-II', 'NSGA-II through the filter'
-    progress = pd.concat([pd.DataFrame(dict(method=m, x=x, mean=x + i, low=x + i - 1, high=x + i + 1)) for i, m in enumerate(methods)])
+    lines = [dict(method=m, x=x, mean=x + i, low=x + i - 1, high=x + i + 1) for i, m in enumerate(methods)]
+    progress = pd.concat(map(pd.DataFrame, lines))
     history = pd.DataFrame(dict(step=range(200), var_loss=-rng.random(200), valid_loss=-rng.random(200)))
     labels = ['uniform', 'kept by the filter of the last round']
     intervals = {f'a pair of ops, {i}': dict(tau=30. + i, low=25., high=40.) for i in range(6)}
@@ -86,7 +96,8 @@ def samples():
         plot_path=viz.plot_path(network()),
         plot_confidence=viz.plot_confidence(confidence, 1000),
         plot_filter_history=viz.plot_filter_history(history),
-        plot_phi=viz.plot_phi(labelled('phi', 0, 1, ['the best 10 % of the paths', 'the worst 50 % of the paths', 'those between'])),
+        plot_phi=viz.plot_phi(labelled('phi', 0, 1,
+                                       ['the best 10 % of the paths', 'the worst 50 % of the paths', 'those between'])),
         plot_phi_rounds=viz.plot_phi_rounds(rounds()),
         plot_filter_losses=viz.plot_filter_losses(rounds()),
         plot_precision_recall=viz.plot_precision_recall(curves),
@@ -100,7 +111,8 @@ def samples():
         plot_what_if=viz.plot_what_if(trials, .75, now=.8),
         plot_alive=viz.plot_alive(ops_of_layers()),
         plot_ranks=viz.plot_ranks(labelled('rank', 0, 100, labels)),
-        plot_nothing=viz.plot_nothing('Similarities are known after the first round with a sound filter.', 'Two successive filters'),
+        plot_nothing=viz.plot_nothing('Similarities are known after the first round whose filter passes validation.',
+                                      'Two successive filters'),
         plot_retraining=viz.plot_retraining(steps, tests),
         plot_detection=viz.plot_detection(steps, detected),
         plot_pareto=viz.plot_pareto(searched, searched.sort_values('acc').tail(3), 4e8),
@@ -146,7 +158,7 @@ DRAW = '''async ([spec, width, height, buttons]) => {
 @needs_browser
 @pytest.mark.slow
 def test_text_never_stands_on_text(page):
-    "Title, legend, axis titles, ticks of different axes, annotations, colour bars and buttons, at widths from 400 to 1400 px."
+    "Title, legend, axis titles, ticks of different axes, annotations, colour bars and buttons, 400 to 1400 px wide."
     found = []
     for name, fig in samples().items():
         for width in WIDTHS:
@@ -162,7 +174,7 @@ def test_text_never_stands_on_text(page):
 @pytest.mark.slow
 @pytest.mark.parametrize('background, least', [('#ffffff', 4.5), ('#111111', 4.0)])
 def test_text_can_be_read(page, background, least):
-    "Contrast of all text; no grey reaches 4.5 on both white and JupyterLab's dark background (live figures take the theme's own)."
+    "Contrast of all text; no grey reaches 4.5 on white and on JupyterLab's dark background (live: the theme's)."
     page.evaluate('colour => { document.body.style.background = colour }', background)
     for name, fig in samples().items():
         page.evaluate(DRAW, [fig.to_json(), 620, 400, viz.BUTTONS])

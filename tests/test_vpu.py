@@ -71,7 +71,7 @@ def test_training_repeats_goes_on_and_leaves_the_global_generator_alone():
 
 @pytest.mark.slow
 def test_learns_an_additive_truth_at_21_layers_and_goes_on_from_it():
-    "Where labels are few and ops many: nothing is learned by heart, and a second round with a higher q builds on the first."
+    "With few labels and many ops the filter does not overfit, and a second round with a higher q builds on the first."
     space = get_space('mbse')
     filt, paths = PathFilter(space, dim=16), space.sample(4000, torch.Generator().manual_seed(2))
     for q, seed in (.5, 0), (.7, 1):
@@ -86,7 +86,7 @@ def test_learns_an_additive_truth_at_21_layers_and_goes_on_from_it():
 @pytest.mark.slow
 @pytest.mark.parametrize('seed', range(3))
 def test_labels_that_mean_nothing_are_called_so(seed):
-    "Weak paths drawn at random: whatever the filter makes of them, its verdict says that it is nothing."
+    "Weak paths drawn at random: whatever the filter makes of them, it is rejected, with a reason."
     space, g = get_space('nasbench_macro'), torch.Generator().manual_seed(seed)
     filt = PathFilter(space, dim=16)
     with pytest.warns(UserWarning, match='should not be used'):
@@ -105,7 +105,7 @@ def test_predictions_by_table_equal_the_network():
 
 
 def test_a_verdict_does_not_outlive_its_training():
-    "Trained on by another loss, a filter no longer carries the old verdict nor VPU's normalisation."
+    "Trained on by another loss, a filter carries neither the old reason for its rejection nor VPU's normalisation."
     space = get_space('toy')
     filt = PathFilter(space, dim=8)
     filt.rounds, filt.verdict = 1, 'it keeps almost nothing'
@@ -121,14 +121,15 @@ def test_a_filter_may_find_that_it_knows_best_already(monkeypatch):
     filt, weak, u = PathFilter(space, dim=8), space.sample(60), space.sample(300)
     filt.rounds, before = 1, filt.log_phi(u)
     def held(*args):
-        return vpu.pd.DataFrame(dict(loss=[-.5, 1.], kept_weak=[.1, .1], kept_all=[.5, .5], n=[60, 60]), index=vpu.pd.Index([0, 5], name='step'))
+        return vpu.pd.DataFrame(dict(loss=[-.5, 1.], kept_weak=[.1, .1], kept_all=[.5, .5], n=[60, 60]),
+                                index=vpu.pd.Index([0, 5], name='step'))
     monkeypatch.setattr(vpu, 'cross_validate', held)
     history = train_filter(filt, weak, u, FilterConfig(n_iters=5))
     assert torch.equal(filt.log_phi(u), before) and filt.rounds == 2 and history.var_loss.notna().sum() == 1
 
 
 def test_an_untrained_filter_says_so():
-    "After one step nothing can be told apart, and the verdict travels with the saved filter."
+    "After one step it cannot distinguish anything, and the reason for its rejection is saved with it."
     space = get_space('nasbench_macro')
     weak, _ = additive_truth(space, 600, .9)
     filt = PathFilter(space, dim=8)
@@ -138,7 +139,7 @@ def test_an_untrained_filter_says_so():
 
 
 def test_saved_and_loaded_with_verdict(tmp_path):
-    "Weights, normalisation, rounds and verdict come back."
+    "Weights, normalisation, rounds and the reason for a rejection come back."
     space = get_space('toy')
     filt, paths = PathFilter(space, dim=8), space.sample(50)
     filt.normalise(paths)

@@ -25,33 +25,38 @@ COMPANIONS = 'watch_filter', 'watch_similarity', 'watch_merges'
 needs_browser = pytest.mark.skipif(bool(missing()), reason=missing() or 'there is a browser')
 HTML = '<img src=x onerror="window.hacked=1">'
 # A round every second epoch, and no merge before somebody asks for one: it lasts until it is stopped
-SLOW_TOY = dict(space='toy', epochs=2000, warmup_epochs=3, round_every=2, n_train=320, batch_size=32, m=190, n_valid=100,
-                filter_dim=8, merge_threshold=1., stop_rule='none')
-# `make pictures`: where README's pictures go. They show a real run: the demo with ten rounds instead of five, and a lower
-# threshold, because at 0.8 a filter of 16 values merges nothing in so short a run
+SLOW_TOY = dict(space='toy', epochs=2000, warmup_epochs=3, round_every=2, n_train=320, batch_size=32, m=190,
+                n_valid=100, filter_dim=8, merge_threshold=1., stop_rule='none')
+# `make pictures`: where README's pictures go. They show a real run: the demo with ten rounds instead of five, and a
+# lower threshold, because at 0.8 a filter of 16 values merges nothing in so short a run
 PICTURES = os.environ.get('GREEDYNASV2_PICTURES', '')
-MBSE = dict(recipe='demo', space='mbse', epochs=36, warmup_epochs=6, round_every=3, m=600, merge_threshold=.65, stop_rule='none')
+MBSE = dict(recipe='demo', space='mbse', epochs=36, warmup_epochs=6, round_every=3, m=600, merge_threshold=.65,
+            stop_rule='none')
 
 
 def papermill(name, out, folder, **parameters):
     "Papermill in a process of its own, in `folder`."
     given = [a for k, v in parameters.items() for a in ('-p', k, str(v))]
-    env = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': os.pathsep.join([str(ROOT), *filter(None, [os.environ.get('PYTHONPATH')])])}
+    env = {**os.environ, 'OMP_NUM_THREADS': '1',
+           'PYTHONPATH': os.pathsep.join([str(ROOT), *filter(None, [os.environ.get('PYTHONPATH')])])}
     with open(Path(f'{out}.log'), 'wb') as log:
-        return subprocess.Popen([sys.executable, '-m', 'papermill', '--no-progress-bar', str(ROOT/f'nbs/{name}.ipynb'), str(out), *given],
+        return subprocess.Popen([sys.executable, '-m', 'papermill', '--no-progress-bar', str(ROOT/f'nbs/{name}.ipynb'),
+                                 str(out), *given],
                                 cwd=folder, env=env, stdout=log, stderr=log)
 
 
 def hostile(folder):
-    "A run that was tampered with: HTML in every name, broken lines, fields of the wrong kind, and enough that is right to draw it."
+    "A run that was tampered with: HTML in names, broken lines, wrong kinds of fields, and enough that can be drawn."
     run = Run.create(folder, dict(method=HTML, merge_threshold=.5, beta='x'), get_space('toy'))
     n = [HTML, '<b>bold</b>', '</script><script>window.hacked=1</script>', '%{x} $x$ &lt;']
     run.log('start', step=0, n_steps=10, data=HTML)
     for r in range(3):
         run.log('step', step=5*r, epoch=0, loss=1., images_per_s=1., paths=[HTML])
-        run.log('similarity', round=r, matrices=[[[1., .9, .1, 0.], [.9, 1., 0., 0.], [.1, 0., 1., .7], [0., 0., .7, 1.]]]*4)
+        run.log('similarity', round=r,
+                matrices=[[[1., .9, .1, 0.], [.9, 1., 0., 0.], [.1, 0., 1., .7], [0., 0., .7, 1.]]]*4)
         run.log('merge', round=r, layer=r, kept=n[0], removed=n[1], similarity=.9, decision='merge' if r else HTML)
-        run.log('round', round=r, step=5*r, q=.5, kept=.5, u=.9, kappa=.5, phi=[1, 2, 3], verdict=HTML, ops=4, log10_size=2.)
+        run.log('round', round=r, step=5*r, q=.5, kept=.5, u=.9, kappa=.5, phi=[1, 2, 3], verdict=HTML, ops=4,
+                log10_size=2.)
     run.log('control', step=1, stop=HTML, merge_threshold=HTML, vetoes=[[0, HTML, '<b>'], HTML])
     run.log('warning', step=2, message=HTML)
     run.log('round', round=HTML, phi=HTML)
@@ -73,16 +78,18 @@ def test_training_knows_nothing_of_figures():
         if path.stem == 'widgets' or path.stem.startswith('_'):
             continue
         imports = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)]
-        names = {a.name.split('.')[-1] for n in imports for a in n.names} | {(n.module or '').split('.')[-1] for n in imports if isinstance(n, ast.ImportFrom)}
-        assert not names & {'viz', 'widgets'}, path.name
+        names = {alias.name for node in imports for alias in node.names}
+        names |= {node.module or '' for node in imports if isinstance(node, ast.ImportFrom)}
+        last = {name.split('.')[-1] for name in names}
+        assert not last & {'viz', 'widgets'}, path.name
 
 
 def test_nothing_in_a_folder_ends_a_watcher(tmp_path):
-    "Events with random kinds of values in every field: all panels are drawn, none raises, the header never reports a failure."
+    "Events with random kinds of values in every field: all panels are drawn, and the header never reports a failure."
     rng, folder = random.Random(0), hostile(tmp_path/'run')
     lines = (folder/'events.jsonl').read_bytes().split(b'\n')
     values = [None, -1, 10**400, 1e308, 'x', HTML, [], [[]], [1, 'a'], {}, {'a': []}, True, 0.5]
-    for trial in range(12):
+    for _ in range(12):
         rows = [json.loads(line) for line in lines[:18]]
         for row in rows:
             for key in list(row):
@@ -179,12 +186,13 @@ def some_run(folder, parameters, steps=3, end='', **fields):
 
 
 def test_the_table_of_runs_follows_them(tmp_path):
-    "A run that begins, one that dies, one of each kind; the newest that is running is shown, and only panels that say something."
+    "A run that begins, one that dies, one of each kind; the newest that runs is shown, and panels that say something."
     root = tmp_path/'runs'
     board = Dashboard(root=root, live=True, every=.05)
     assert 'There is no run under' in board.status.value and board.tabs.layout.display == 'none'
     some_run(root/'retrained', dict(method='retrain'), end='end', loss=1.2, top1=61., top5=90., raw_top1=55.)
-    until(lambda: board.table.chosen == 'retrained' and board.tabs.titles == ('Retraining',), 20, 'the first run, shown')
+    def shown(): return board.table.chosen == 'retrained' and board.tabs.titles == ('Retraining',)
+    until(shown, 20, 'the first run, shown')
     some_run(root/'detector', dict(detector='fcos', epochs=3), end='end', mAP=.25, AP50=.4, AP75=.2)
     some_run(root/'uniform', dict(method='spos'), end='stop')
     some_run(root/'killed', dict(method='greedynasv2'))
@@ -193,7 +201,8 @@ def test_the_table_of_runs_follows_them(tmp_path):
     assert [row(n)['state'] for n in ('retrained', 'detector', 'uniform')] == ['ended', 'ended', 'stopped']
     assert (row('retrained')['acc'], row('detector')['acc'], row('uniform')['loss']) == (61., 25., 1/3)
     assert board.table.chosen == 'retrained'                       # nobody asked for another
-    for name, titles in [('detector', ('Detection',)), ('uniform', ('Training',)), ('killed', ('Filter', 'Similarity', 'Merges'))]:
+    for name, titles in [('detector', ('Detection',)), ('uniform', ('Training',)),
+                         ('killed', ('Filter', 'Similarity', 'Merges'))]:
         board.table.chosen = name
         assert board.tabs.titles == titles and 'cannot be shown' not in board.feed.value
     board.close()
@@ -259,7 +268,7 @@ def test_a_warning_stands_out_and_the_feed_stays_as_high_as_it_is(tmp_path):
 
 @pytest.mark.slow
 def test_a_million_events(tmp_path, capsys):
-    "A watcher opens a run of a million steps in seconds, looks again in a fraction of one, and sends little to the page."
+    "A watcher opens a run of a million steps in seconds, looks again in less than one, and sends little to the page."
     write_events(tmp_path/'run', 1_000_000)
     found = measure_events(tmp_path/'run')
     with capsys.disabled():
@@ -275,16 +284,20 @@ def finished(tmp_path_factory):
     "A toy run that is over."
     from greedynasv2.training import make_config, train_supernet
     folder = tmp_path_factory.mktemp('finished')/'run'
-    train_supernet(make_config('demo', **{**SLOW_TOY, 'epochs': 6, 'merge_threshold': .5, 'max_merges': 1, 'run_dir': str(folder)}), report=None)
+    train_supernet(make_config('demo',
+                               **{**SLOW_TOY, 'epochs': 6, 'merge_threshold': .5, 'max_merges': 1,
+                                  'run_dir': str(folder)}), report=None)
     return folder
 
 
 @pytest.mark.slow
 def test_companions_run_headless_and_as_a_page(finished, tmp_path):
-    "Papermill: plain figures, no widget state, small. Without a run they make one. nbconvert: the figures are drawn in a browser."
+    "Papermill: plain figures, no widget state, small; without a run they make one. nbconvert: a browser draws them."
     given = {name: dict(run_dir=finished) for name in COMPANIONS[:2]} | {'watch_merges': dict(epochs=3)}
-    jobs = {name: papermill(name, tmp_path/f'{name}.ipynb', tmp_path, **parameters) for name, parameters in given.items()}
-    n_figures = dict(zip(COMPANIONS, (5, 2, 4)))
+    jobs = {}
+    for name, parameters in given.items():
+        jobs[name] = papermill(name, tmp_path/f'{name}.ipynb', tmp_path, **parameters)
+    n_figures = dict(watch_filter=5, watch_similarity=2, watch_merges=4)
     for name, job in jobs.items():
         assert job.wait(300) == 0, (tmp_path/f'{name}.ipynb.log').read_text()[-2000:]
         path = tmp_path/f'{name}.ipynb'
@@ -295,15 +308,22 @@ def test_companions_run_headless_and_as_a_page(finished, tmp_path):
         assert path.stat().st_size < 1e6 and 'widgets' not in nb['metadata']
         assert not any('widget-view' in k for d in outputs for k in d)
         assert 'ended' in ''.join(outputs[0]['text/plain'])
-    subprocess.run([sys.executable, '-m', 'nbconvert', '--to', 'html', str(tmp_path/'watch_filter.ipynb')], check=True, capture_output=True)
+    subprocess.run([sys.executable, '-m', 'nbconvert', '--to', 'html', str(tmp_path/'watch_filter.ipynb')], check=True,
+                   capture_output=True)
     if missing():
         pytest.skip(missing())
     with chromium() as context:
         page = context.new_page()
         served = dict(content_type='text/javascript', headers={'Access-Control-Allow-Origin': '*'}, body=plotly_js())
-        page.route(re.compile('^https?://'), lambda route: route.fulfill(**served) if 'cdn.plot.ly' in route.request.url else route.abort())
+        def answer(route):
+            if 'cdn.plot.ly' in route.request.url:
+                route.fulfill(**served)
+            else:
+                route.abort()
+        page.route(re.compile('^https?://'), answer)
         page.goto((tmp_path/'watch_filter.html').as_uri())
-        page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot .main-svg').length >= 5", timeout=60_000)
+        page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot .main-svg').length >= 5",
+                               timeout=60_000)
         assert drawn(page, 'Acceptance')['points'] > 3
 
 
@@ -315,12 +335,13 @@ def plotly_js():
 # -- in the browser
 
 def drawn(page, title, trace=0):
-    "What a figure on the page shows: its title, number of points, sum of its heat map, and whether it is the element that was marked."
+    "What a figure shows: title, number of points, sum of its heat map, and whether its element was marked."
     return page.evaluate('''([title, trace]) => {
         const g = [...document.querySelectorAll('.js-plotly-plot')].find(g => g.layout?.title?.text?.startsWith(title));
         if (!g) return null;
         const t = g._fullData[trace] ?? {}, z = t.z ? [...t.z].map(r => [...r]).flat().filter(Number.isFinite) : [];
-        return { title: g.layout.title.text, points: t.x?.length ?? 0, sum: z.reduce((a, b) => a + b, 0), marked: !!g.marked };
+        const sum = z.reduce((a, b) => a + b, 0);
+        return { title: g.layout.title.text, points: t.x?.length ?? 0, sum, marked: !!g.marked };
     }''', [title, trace])
 
 
@@ -332,7 +353,10 @@ def wait_drawn(page, title, true, seconds=60, trace=0):
 
 def mark(page, title):
     "Leave a mark on the element of a figure: an update in place keeps it."
-    page.evaluate("t => { [...document.querySelectorAll('.js-plotly-plot')].find(g => g.layout?.title?.text?.startsWith(t)).marked = true }", title)
+    page.evaluate('''title => {
+        const all = [...document.querySelectorAll('.js-plotly-plot')];
+        all.find(g => g.layout?.title?.text?.startsWith(title)).marked = true;
+    }''', title)
 
 
 def text(page, selector): return page.inner_text(f'{selector} >> nth=0')
@@ -340,7 +364,11 @@ def text(page, selector): return page.inner_text(f'{selector} >> nth=0')
 
 def chosen(page):
     "The pair that is chosen in the list."
-    return page.evaluate("() => { const s = document.querySelector('.nas-pair select'); return s.options[s.selectedIndex]?.text ?? '' }").replace('\xa0', ' ')
+    text = page.evaluate('''() => {
+        const list = document.querySelector('.nas-pair select');
+        return list.options[list.selectedIndex]?.text ?? '';
+    }''')
+    return text.replace('\xa0', ' ')
 
 
 def press(page, slider, key):
@@ -351,7 +379,10 @@ def press(page, slider, key):
 class Stage:
     "A papermill run, and companions that watch it in JupyterLab."
     def __init__(self, folder, **parameters):
-        self.folder, self.run_dir, self.pages, self.errors = folder, folder/'runs'/('mbse' if PICTURES else 'live'), {}, []
+        self.folder = folder
+        self.run_dir = folder/'runs'/('mbse' if PICTURES else 'live')
+        self.pages = {}
+        self.errors = []
         self.parameters = parameters
         self.start()
 
@@ -360,7 +391,8 @@ class Stage:
         folder = self.folder
         for name in COMPANIONS:
             notebook(folder/f'{name}.ipynb', name, run_dir=str(self.run_dir))
-        notebook(folder/'board.ipynb', ['from greedynasv2.widgets import Dashboard', f'Dashboard(root={str(folder/"runs")!r})'])
+        notebook(folder/'board.ipynb',
+                 ['from greedynasv2.widgets import Dashboard', f'Dashboard(root={str(folder/"runs")!r})'])
         until(lambda: (self.run_dir/'events.jsonl').exists(), 120, 'the run')
         hostile(folder/'runs'/HTML.replace('/', ''))
         for name in (*COMPANIONS, 'board'):
@@ -375,7 +407,8 @@ class Stage:
 
     def start(self):
         "The run, through papermill."
-        self.job = papermill('train_supernet', self.folder/'out.ipynb', self.folder, run_dir=self.run_dir, **self.parameters)
+        self.job = papermill('train_supernet', self.folder/'out.ipynb', self.folder, run_dir=self.run_dir,
+                             **self.parameters)
 
     def answer(self, dialog):
         "JupyterLab may ask whether to leave a notebook that is not saved; nobody else has anything to say."
@@ -446,15 +479,23 @@ def test_heat_map_follows_rounds_and_sliders(stage):
 def test_a_click_on_the_heat_map_shows_that_pair(stage):
     page = stage.pages['watch_similarity']
     names = [op.name for op in stage.run.space.ops]
-    box = page.evaluate('''() => { const g = [...document.querySelectorAll('.js-plotly-plot')].find(g => g.layout?.title?.text?.startsWith('Layer'));
-        g.scrollIntoView(); const r = g.querySelector('.nsewdrag').getBoundingClientRect(); return [r.x, r.y, r.width, r.height]; }''')
+    box = page.evaluate('''() => {
+        const all = [...document.querySelectorAll('.js-plotly-plot')];
+        const g = all.find(g => g.layout?.title?.text?.startsWith('Layer'));
+        g.scrollIntoView();
+        const r = g.querySelector('.nsewdrag').getBoundingClientRect();
+        return [r.x, r.y, r.width, r.height];
+    }''')
     x, y, width, height = box
     page.mouse.move(x + width*.375 - 5, y + height*.875)
     page.mouse.move(x + width*.375, y + height*.875)   # column 1, row 3
     page.wait_for_timeout(300)
     page.mouse.click(x + width*.375, y + height*.875)
-    until(lambda: page.evaluate("() => [...document.querySelectorAll('.js-plotly-plot')].some(g => g._fullData?.[0]?.name === %s)"
-                                % json.dumps(f'{names[1]}, {names[3]}')), 30, 'the pair that was clicked')
+    shows = '''name => {
+        const all = [...document.querySelectorAll('.js-plotly-plot')];
+        return all.some(g => g._fullData?.[0]?.name === name);
+    }'''
+    until(lambda: page.evaluate(shows, f'{names[1]}, {names[3]}'), 30, 'the pair that was clicked')
     until(lambda: f'{names[1]} + {names[3]}' in chosen(page), 20, 'the pair in the list')
 
 
@@ -464,17 +505,20 @@ def test_merges_threshold_and_veto(stage):
     page = stage.pages['watch_merges']
     def rows(): return page.locator('.nas-merges tbody tr').count()
     wait_drawn(page, 'What if', lambda d: d['points'] > 0, 90)                              # a round was there
-    assert rows() == 0                                                                      # nothing is more alike than 1
+    # Nothing is more alike than 1
+    assert rows() == 0
     press(page, 'threshold', 'Home')
     until(lambda: 'at 0.30 the newest round' in text(page, '.nas-what-if'), 30, 'what if at 0.30')
     low = text(page, '.nas-what-if')
     press(page, 'threshold', 'End')
-    until(lambda: 'at 1.00 the newest round would have merged 0 pairs' in text(page, '.nas-what-if'), 30, 'what if at 1')
+    nothing = 'at 1.00 the newest round would have merged 0 pairs'
+    until(lambda: nothing in text(page, '.nas-what-if'), 30, 'what if at 1')
     assert low != text(page, '.nas-what-if')
     press(page, 'threshold', 'Home')
     page.wait_for_timeout(500)
-    place = lambda: page.evaluate("""() => document.querySelector('.nas-use').getBoundingClientRect().y
-        - document.querySelector('.nas-feed').getBoundingClientRect().y""")
+    def place():
+        return page.evaluate("""() => document.querySelector('.nas-use').getBoundingClientRect().y
+            - document.querySelector('.nas-feed').getBoundingClientRect().y""")
     stands = place()
     page.click('.nas-use')
     until(lambda: 'taken: merge above 0.30' in text(page, '.nas-feed'), 60, 'the threshold, taken')
@@ -496,7 +540,7 @@ def test_merges_threshold_and_veto(stage):
 @needs_browser
 @pytest.mark.slow
 def test_pictures(stage, tmp_path):
-    "The three companions beside a run that goes on, in both themes: README's pictures, when `make pictures` asks for them."
+    "The three companions next to a live run, in both themes: README's pictures, when `make pictures` asks for them."
     if PICTURES:
         until(lambda: len(stage.run.events('round')) >= 7, 900, 'seven rounds')
         moves = [('watch_similarity', 'round', 'ArrowLeft', 1), ('watch_similarity', 'threshold', 'ArrowLeft', 15),
@@ -509,7 +553,8 @@ def test_pictures(stage, tmp_path):
     assert stage.run.status == 'running'
     for name in COMPANIONS:
         stage.pages[name].bring_to_front()
-        dark, light = (Image.open(f).convert('L') for f in photograph(stage.pages[name], Path(PICTURES or tmp_path)/name))
+        files = photograph(stage.pages[name], Path(PICTURES or tmp_path)/name)
+        dark, light = (Image.open(f).convert('L') for f in files)
         assert min(light.size) > 300 and len(light.getcolors(256)) > 100                     # something is drawn
         assert ImageStat.Stat(light).mean[0] > 200 > 100 > ImageStat.Stat(dark).mean[0]       # figures and all
 
@@ -562,14 +607,16 @@ def test_hostile_names_are_text_and_all_tabs_live(stage):
     page.wait_for_timeout(500)
     assert page.evaluate('() => window.hacked') is None
     assert page.locator('.widget-tab img, .nas-status img, .nas-runs img, .nas-feed img').count() == 0
-    assert not [e for e in stage.errors if '[anywidget] Failed to initialize' not in e]      # on a busy machine; they are healed
+    # On a busy machine; they are healed
+    assert not [e for e in stage.errors if '[anywidget] Failed to initialize' not in e]
 
 
 @needs_browser
 @pytest.mark.slow
 def test_a_reloaded_page_shows_the_figures_again(stage):
     page = stage.pages['watch_filter']
-    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")        # a page that was never saved has no outputs
+    # A page that was never saved has no outputs
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
     page.reload()
     page.wait_for_selector('.jp-Notebook .jp-Cell', timeout=60_000)
     wait_drawn(page, 'Acceptance', lambda d: d['points'] > 0, 90)

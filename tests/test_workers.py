@@ -20,7 +20,8 @@ from greedynasv2.training import SupernetTrainer, make_config, train_supernet
 from greedynasv2.workers import DistributedEvaluator, WorkerConfig, WorkerError, launch, on_rank0, world
 
 HERE = Path(__file__).resolve().parent
-SHORT = dict(space='toy', method='spos', epochs=5, image_size=16, n_train=160, batch_size=16, lr=.03, m=40, n_valid=60, filter_dim=8,
+SHORT = dict(space='toy', method='spos', epochs=5, image_size=16, n_train=160, batch_size=16, lr=.03, m=40, n_valid=60,
+             filter_dim=8,
              log_every=5, device='cpu', save_every=0.)
 
 
@@ -35,7 +36,7 @@ class Halves(SupernetTrainer):
         if not self.between[0] <= self.step < self.between[1]:
             return super().train_step(x, y)
         paths = self.algorithm.sample()
-        for half in zip(x.chunk(2), y.chunk(2)):
+        for half in zip(x.chunk(2), y.chunk(2), strict=True):
             for path in paths:
                 (self.criterion(self.net(half[0], path), half[1]) / 2).backward()
         params = list(dict.fromkeys(p for path in paths for p in self.net.path_params(path)))
@@ -82,7 +83,8 @@ def test_two_workers_train_as_one_that_accumulates_two_halves(tmp_path, referenc
     assert run.status == 'ended' and run.events('start').workers.tolist() == [2] and len(said) == 5
     assert_same(run, reference)
     assert run.events('step').paths.tolist() == reference.events('step').paths.tolist()
-    assert train_supernet(short(tmp_path/'run', n_procs=2), report=said.append).results == run.results and 'has ended already' in said[-1]
+    again = train_supernet(short(tmp_path/'run', n_procs=2), report=said.append)
+    assert again.results == run.results and 'has ended already' in said[-1]
 
 
 def probe(device, out):
@@ -94,8 +96,9 @@ def probe(device, out):
     alone = SupernetEvaluator(net, x, y)
     spread = DistributedEvaluator('probe', alone)
     for n in (21, 1):
-        scores = on_rank0(lambda: tuple(spread(paths[:n])))
-        found[f'scores of {n}'] = all(torch.equal(a, b) for a, b in zip(scores, alone(paths[:n])))
+        some = paths[:n]
+        scores = on_rank0(lambda some=some: tuple(spread(some)))
+        found[f'scores of {n}'] = all(torch.equal(a, b) for a, b in zip(scores, alone(some), strict=True))
     dist.all_reduce = lambda t: (sizes.append(t.numel()), all_reduce(t))
     trainer.algorithm.begin(0)
     for images, labels in list(trainer.batches(0, 0))[:3]:
@@ -185,11 +188,13 @@ def test_a_run_goes_on_with_another_number_of_workers(tmp_path, stop_at):
 
 @pytest.mark.slow
 def test_rounds_of_two_workers(tmp_path):
-    "The filter, merges and the comparison at the end: all workers follow, and the run tells the whole story."
-    cfg = lambda name, **changes: short(tmp_path/name, method='greedynasv2', epochs=3, warmup_epochs=2, q_epochs=4, n_train=320, m=200,
-                                        merge_threshold=.3, **changes)
+    "The filter, merges and the comparison at the end: all workers follow, and the run logs all of it."
+    def cfg(name, **changes):
+        return short(tmp_path/name, method='greedynasv2', epochs=3, warmup_epochs=2, q_epochs=4, n_train=320, m=200,
+                     merge_threshold=.3, **changes)
     run = train_supernet(cfg('run', n_procs=2), report=None)
-    assert run.status == 'ended' and len(run.events('round')) == 1 and set(run.results['compared']) == {'uniform', 'trained'}
+    assert run.status == 'ended' and len(run.events('round')) == 1
+    assert set(run.results['compared']) == {'uniform', 'trained'}
     assert (run.events('merge').decision == 'merge').sum() == int((~run.space.alive).sum()) > 0
     assert_same(run, in_halves(cfg('reference')))
 
@@ -204,11 +209,13 @@ def free_port():
 def test_two_nodes_on_one_machine(tmp_path, reference):
     "Two launchers, each started by papermill with the same parameters but for node_rank, train one run."
     rdzv, processes = f'127.0.0.1:{free_port()}', []
-    given = {k: v for k, v in SHORT.items() if k not in ('log_every', 'save_every')} | dict(n_nodes=2, rdzv=rdzv, run_dir=tmp_path/'run', recipe='demo')
+    given = {k: v for k, v in SHORT.items() if k not in ('log_every', 'save_every')}
+    given |= dict(n_nodes=2, rdzv=rdzv, run_dir=tmp_path/'run', recipe='demo')
     for rank in (1, 0):
         parameters = [arg for k, v in dict(given, node_rank=rank).items() for arg in ('-p', k, str(v))]
         processes.append(subprocess.Popen(
-            [Path(sys.executable).with_name('papermill'), '--no-progress-bar', HERE.parent/'nbs/train_supernet.ipynb', tmp_path/f'{rank}.ipynb', *parameters],
+            [Path(sys.executable).with_name('papermill'), '--no-progress-bar', HERE.parent/'nbs/train_supernet.ipynb',
+             tmp_path/f'{rank}.ipynb', *parameters],
             cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
     for process in processes:
         error = process.communicate(timeout=300)[1]
@@ -220,8 +227,10 @@ def test_two_nodes_on_one_machine(tmp_path, reference):
 
 @pytest.mark.parametrize('changes, says', [
     (dict(n_procs=-1), 'n_procs is -1'), (dict(n_nodes=0), 'n_nodes is 0'), (dict(node_rank=1), 'at most 0'),
-    (dict(n_nodes=2), 'host:port'), (dict(n_nodes=2, rdzv='node0:port'), 'host:port'), (dict(n_nodes=2, rdzv=':29500'), 'host:port'),
-    (dict(n_procs=3), 'that 3 divides'), (dict(n_procs=16), 'at least 2 images'), (dict(n_procs=2, space='mbs'), 'Did you mean'),
+    (dict(n_nodes=2), 'host:port'), (dict(n_nodes=2, rdzv='node0:port'), 'host:port'),
+    (dict(n_nodes=2, rdzv=':29500'), 'host:port'),
+    (dict(n_procs=3), 'that 3 divides'), (dict(n_procs=16), 'at least 2 images'),
+    (dict(n_procs=2, space='mbs'), 'Did you mean'),
     (dict(n_procs=2, data='/nowhere'), 'nowhere')])
 def test_bad_parameters_are_answered_with_a_sentence(tmp_path, changes, says):
     "Before any process is started, and without a trace in the run folder."
@@ -245,12 +254,15 @@ def test_what_workers_cannot_do_is_said_here(tmp_path):
 def test_a_search_is_spread_over_workers(tmp_path):
     "Two workers find what one finds, and this process evaluates nothing again."
     from greedynasv2.nsga2 import SearchConfig, search_run
-    run, said, cfg = train_supernet(short(tmp_path/'run', epochs=1), report=None), [], dict(n_evals=30, pop_size=10, n_valid=60, n_calibration=32, device='cpu')
+    run = train_supernet(short(tmp_path/'run', epochs=1), report=None)
+    notes = []
+    cfg = dict(n_evals=30, pop_size=10, n_valid=60, n_calibration=32, device='cpu')
     alone = search_run(run, SearchConfig(out=str(tmp_path/'alone'), **cfg))
     call, calls = SupernetEvaluator.__call__, []
     SupernetEvaluator.__call__ = lambda self, paths: (calls.append(len(paths)), call(self, paths))[1]
     try:
-        both = search_run(run, SearchConfig(n_procs=2, **cfg), report=said.append)
+        both = search_run(run, SearchConfig(n_procs=2, **cfg), report=notes.append)
     finally:
         SupernetEvaluator.__call__ = call
-    assert sum(calls) == 0 and '30 paths' in said and both.history.equals(alone.history) and torch.equal(both.best, alone.best)
+    assert sum(calls) == 0 and '30 paths' in notes
+    assert both.history.equals(alone.history) and torch.equal(both.best, alone.best)
