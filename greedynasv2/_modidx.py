@@ -406,6 +406,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'greedynasv2.filters.fit_tables': ('filters.html#fit_tables', 'greedynasv2/filters.py'),
                                      'greedynasv2.filters.judge_fair': ('filters.html#judge_fair', 'greedynasv2/filters.py'),
                                      'greedynasv2.filters.linear_posterior': ('filters.html#linear_posterior', 'greedynasv2/filters.py'),
+                                     'greedynasv2.filters.normal_score': ('filters.html#normal_score', 'greedynasv2/filters.py'),
                                      'greedynasv2.filters.one_thread': ('filters.html#one_thread', 'greedynasv2/filters.py'),
                                      'greedynasv2.filters.op_similarity': ('filters.html#op_similarity', 'greedynasv2/filters.py'),
                                      'greedynasv2.filters.own_effects': ('filters.html#own_effects', 'greedynasv2/filters.py'),

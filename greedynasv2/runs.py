@@ -31,7 +31,7 @@ if TYPE_CHECKING:      # for annotations only
     from torch import Tensor, nn
     from greedynasv2.spaces import SearchSpace
     from greedynasv2.supernet import SuperNet
-    from greedynasv2.vpu import PathFilter
+    from greedynasv2.vpu import Filter
 
 try:
     import fcntl
@@ -839,6 +839,7 @@ def net(self:Run) -> 'SuperNet|None':
 @patch(as_prop=True)
 def filter(self:Run) -> 'Filter|None':
     "The path filter of the newest checkpoint, on the CPU; None when there is none."
+    import greedynasv2.filters      # noqa: F401 (its kinds register themselves)
     from greedynasv2.vpu import filter_of
     space, state, meta = self._part('filter')
     about = meta.get('filter')
@@ -877,6 +878,7 @@ def keep_filter(self:Run, round:int, filt:'Filter'):
 @patch
 def filter_at(self:Run, round:int) -> 'Filter':
     "The filter that was used after `round`, with the ops that were left then."
+    import greedynasv2.filters      # noqa: F401
     from greedynasv2.vpu import load_filter
     return load_filter(self.folder/'filters'/f'{round:03d}.safetensors', self.space_at(round))
 
