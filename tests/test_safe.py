@@ -4,9 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
-from greedynasv2.core import InputError
 from greedynasv2.workers import WorkerConfig, dist, launch
 
 HERE = Path(__file__).resolve().parent
