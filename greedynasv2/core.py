@@ -67,7 +67,7 @@ Amount = Annotated[float, Bounds(0)]       # a rate, a weight, a time in seconds
 
 # %% ../nbs/00_core.ipynb #75e9f80e
 def _fits(value, kind):
-    "`value` as `kind` if it plainly is one, else None; True is no number and NaN no amount."
+    "`value` as `kind` if it plainly is one, else None; a bool is not a number, and NaN not an amount."
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bool) != (kind is bool):
@@ -277,7 +277,8 @@ def keep_memory() -> bool:      # False where the C library is another than Linu
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return False
-    return all([mallopt(-4, 0), mallopt(-1, -1)])      # M_MMAP_MAX: all from the heap; M_TRIM_THRESHOLD: it never shrinks
+    # M_MMAP_MAX: all from the heap; M_TRIM_THRESHOLD: it never shrinks
+    return all([mallopt(-4, 0), mallopt(-1, -1)])
 
 # %% ../nbs/00_core.ipynb #6c175539
 def cache_dir() -> Path:

@@ -25,7 +25,7 @@ import pandas as pd
 from fastcore.basics import patch
 
 from .core import Bounds, InputError, check_value, is_tensor, one_of
-from .merger import OLD_DECISIONS
+from .merger import BETTER, OLD_BETTER
 
 # %% ../nbs/13_events.ipynb #3aa2d532
 class RunError(InputError):
@@ -219,8 +219,8 @@ def _parse(self:EventLog, lines:np.ndarray) -> list[dict|None]:
             raw.append(f.read(end - start))
     rows = parse_lines(raw)
     for row in rows:
-        if row and row.get('kind') == 'merge' and row.get('decision') in [*OLD_DECISIONS]:
-            row['decision'] = OLD_DECISIONS[row['decision']]
+        if row and row.get('kind') == 'merge' and str(row.get('decision')).endswith(OLD_BETTER):
+            row['decision'] = BETTER
     return rows
 
 # %% ../nbs/13_events.ipynb #ff2f3b98

@@ -132,13 +132,13 @@ def _read_row(self:SpaceFacts, row) -> tuple:
         raise InputError(f"The {where} must have 4 entries: op name or 'choice', channels, repeat, stride.")
     block, *numbers = row
     names = 'channels', 'repeat', 'stride'
-    numbers = [check_value(f'{name} in {where}', n, Count) for name, n in zip(names, numbers)]
+    numbers = [check_value(f'{name} in {where}', n, Count) for name, n in zip(names, numbers, strict=True)]
     return None if block == 'choice' else parse_op(block), *numbers
 
 # %% ../nbs/02_facts.ipynb #02fac706
 @patch
 def _no_paths(self:SpaceFacts, given) -> InputError:
-    "What to say to something that holds no numbers."
+    "What to say to something that does not hold numbers."
     return InputError(f'Paths of {self.name} are tensors of op indices; given: {str(given)[:80]!r}. '
                       'Names and strings: `space.encode`.')
 
@@ -446,8 +446,8 @@ def summary(self:SpaceFacts) -> pd.DataFrame:
     "A row for each choice layer: its shape, its alive ops, and what the cheapest and the costliest of them cost."
     flops, alive = self.cost_tables().flops, self._mask
     rows = []
-    for layer, costs, left in zip(self.layers, flops, alive):
-        names = ', '.join(op.name for op, a in zip(self.ops, left) if a)
+    for layer, costs, left in zip(self.layers, flops, alive, strict=True):
+        names = ', '.join(self.ops[i].name for i in np.flatnonzero(left))
         rows.append(dict(channels=f'{layer.c_in} → {layer.c_out}', stride=layer.stride, size=layer.size,
                          n_ops=left.sum(), ops='all' if left.all() else names,
                          min_mflops=costs[left].min()/1e6, max_mflops=costs[left].max()/1e6))
@@ -492,7 +492,7 @@ def rows(self:SpaceFacts, path) -> pd.DataFrame:
     "A row for each block of the network that `path` is, stem and head included: what `plot_path` draws."
     ops = [self.ops[i] for i in self.check_one(path).tolist()]
     parts = [('stem', op, layer) for op, layer in self.stem]
-    parts += zip(range(self.n_layers), ops, self.layers)
+    parts += zip(range(self.n_layers), ops, self.layers, strict=True)
     parts += [('head', op, layer) for op, layer in self.head]
     blocks = [_block_row(where, op, layer, op.cost(layer)) for where, op, layer in parts]
     last = parts[-1][2].c_out

@@ -97,7 +97,8 @@ def parse_op(name:str) -> Op:
     for kind, family in KINDS.items():
         readable = re.sub(r'[?]P<\w+>', '', family.pattern).replace('()', '')
         patterns.append(f'{kind} ({readable})')
-    raise InputError(f'Unknown op {name!r}. Known kinds and their names: {"; ".join(patterns)}. Your own: `register_op`.')
+    known = '; '.join(patterns)
+    raise InputError(f'Unknown op {name!r}. Known kinds and their names: {known}. Your own: `register_op`.')
 
 def _read_op(name:str, kind:str, groups:dict) -> Op:
     "The op whose name gave these groups of its pattern."
@@ -140,7 +141,8 @@ def mix_split(channels:int, n:int) -> list[int]:
 def mb_cost(op, layer):
     mid = int(layer.c_in * op.ratio)
     cost = conv_cost(layer.c_in, mid, 1, layer.size) if op.ratio > 1 else Cost()
-    for c, k in zip(mix_split(mid, len(op.kernels)), op.kernels):
+    parts = mix_split(mid, len(op.kernels))
+    for c, k in zip(parts, op.kernels, strict=True):
         cost += conv_cost(c, c, k, layer.out_size, groups=c)
     if op.se:
         cost += se_cost(mid, mid // 4)

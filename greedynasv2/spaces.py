@@ -160,13 +160,13 @@ def encode(
 # %% ../nbs/03_spaces.ipynb #dd0b850b
 @patch
 def canonical(self:SearchSpace, paths) -> Tensor:
-    "Paths with the identities of every run of like layers moved to its end; equal networks become equal paths."
+    "Paths with the identities of every run of like layers moved last in it; equal networks become equal paths."
     paths = self.check(paths).clone()
     if 'ID' not in self.op_names:
         return paths
     identity = self.op_names.index('ID')
     starts = [i for i, layer in enumerate(self.layers) if not layer.is_plain] + [self.n_layers]
-    for start, end in zip([-1, *starts], starts):      # a run: what follows a layer that changes the shape
+    for start, end in zip([-1, *starts[:-1]], starts, strict=True):      # a run follows a layer that changes the shape
         run = paths[..., start + 1:end]
         order = torch.argsort((run == identity).int(), dim=-1, stable=True)
         paths[..., start + 1:end] = run.gather(-1, order)

@@ -239,7 +239,8 @@ def saved_scores(
         return run_evaluator(run, n_images, n_calibration)
     steps = (run.results or {}).get('steps')
     about = dict(run_created=run.about['created'], steps=steps, n_images=n_images, n_calibration=n_calibration)
-    return CachedEvaluator(lambda paths: evaluator()(paths), run.space_at(), run.folder/f'{name}.jsonl', about, chunk=100)
+    file = run.folder/f'{name}.jsonl'
+    return CachedEvaluator(lambda paths: evaluator()(paths), run.space_at(), file, about, chunk=100)
 
 # %% ../nbs/03_reproduce.ipynb #07ba25b9
 def score_paths(
