@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['HELD', 'FRESH', 'SUPERNETS', 'git_commit', 'torch_version', 'describe', 'read_about', 'config_differences',
            'with_absent', 'Control', 'asked_of', 'write_control', 'lock_file', 'is_locked', 'Heartbeat',
-           'read_heartbeat', 'pid_alive', 'sign_of_life', 'Run', 'pack', 'unpack', 'tensor_bytes', 'optimizer_tensors',
-           'check_optimizer_tensors', 'load_optimizer_tensors', 'CheckpointFolder', 'checkpoints', 'Checkpoint',
-           'read_checkpoint', 'alive_space', 'list_runs', 'newest_run']
+           'read_heartbeat', 'pid_alive', 'sign_of_life', 'Run', 'own_folder', 'pack', 'unpack', 'tensor_bytes',
+           'optimizer_tensors', 'check_optimizer_tensors', 'load_optimizer_tensors', 'CheckpointFolder', 'checkpoints',
+           'Checkpoint', 'read_checkpoint', 'alive_space', 'list_runs', 'newest_run']
 
 # %% ../nbs/14_runs.ipynb #f0272235
-import hashlib, json, math, os, platform, re, shutil, socket, subprocess, sys, time, weakref
+import hashlib, json, math, os, platform, re, secrets, socket, subprocess, sys, time, weakref
 from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
@@ -21,7 +21,7 @@ from fastcore.basics import patch
 
 import greedynasv2
 from .core import (InputError, Share, Whole, check_finite, check_tensors, check_value, config, is_tensor,
-                              one_of, read_json, seeded, write_atomic)
+                              one_of, open_own, read_json, seeded, write_atomic)
 from .events import (CODES, EVENTS, LINE, NO_EVENTS, SPEED, WHERE, EventLog, RunError, alive_ops, event_line,    # noqa: F401
                                 gc_paused, kept_ranges, os_errors_as, parse_lines, plain, same_events, thin)
 from .facts import SpaceFacts
@@ -163,7 +163,7 @@ if hasattr(os, 'register_at_fork'):
 
 def lock_file(path, patience:float=1.):
     "The open file that holds the lock, or None when another one has it for more than `patience` seconds."
-    f = open(path, 'ab')
+    f = open_own(path, 'ab')
     until = time.monotonic() + patience           # a reader that tests the lock has it for a moment
     while fcntl:
         try:
@@ -360,15 +360,16 @@ def log(
 @patch
 def beat(self:Run, every:float=5.):
     "Leave a sign of life, at most once in `every` seconds."
-    if self._file is None or time.monotonic() - self._last_beat < every:
+    if self._file is None or time.monotonic() - self._last_beat < every or not self.folder.is_dir():
         return
     self._last_beat = time.monotonic()
     path = self.folder/'heartbeat'
     try:
-        if every and path.exists():
+        if every and path.is_file() and not path.is_symlink():
             os.utime(path)
         else:
-            path.write_text(json.dumps(dict(pid=os.getpid(), host=socket.gethostname(), time=round(time.time(), 3))))
+            who = dict(pid=os.getpid(), host=socket.gethostname(), time=round(time.time(), 3))
+            write_atomic(path, json.dumps(who))
     except OSError:
         pass
 
@@ -382,16 +383,43 @@ def events(
     "Events that count, a row each; cheap to call again while the run goes on."
     return self._log.frame(kind, at_most)
 
+# %% ../nbs/14_runs.ipynb #5afe0005
+def own_folder(
+    folder,        # A run folder
+    name:str,      # `checkpoint`, `filters`
+) -> Path:
+    "A folder inside of a run folder, there or not; a link is refused, for what it leads to belongs to others."
+    place = Path(folder)/name
+    if place.is_symlink():
+        raise RunError(f'{place} is a link, which a run does not follow. Put a folder there, or make the run folder '
+                       'itself a link.')
+    return place
+
+def _remove_checkpoint(path:Path):
+    "Remove what a run wrote into the folder of a checkpoint, and the folder if nothing else is in it."
+    if path.is_symlink():
+        return
+    try:
+        for name in 'tensors.safetensors', 'meta.json':
+            (path/name).unlink(missing_ok=True)
+        path.rmdir()
+    except OSError:
+        pass
+
 # %% ../nbs/14_runs.ipynb #7fcb7783
 @patch
 def _begin(self:Run, lock, resumed:bool):
     "Become the writer."
-    for left in [*self.folder.glob('.config.json.*'), *self.folder.glob('.results.json.*')]:
-        left.unlink()
-    for left in (self.folder/'checkpoint').glob('.*'):
-        shutil.rmtree(left, ignore_errors=True)
+    events = open_own(self.folder/'events.jsonl', 'a+b')
+    for left in self.folder.glob('.*.json.*'):
+        if re.fullmatch(r'[.](config|results|control)[.]json([.][0-9a-f]+){1,2}', left.name):
+            left.unlink()
+    place = own_folder(self.folder, 'checkpoint')
+    for left in place.glob('.*'):
+        if re.fullmatch(r'([.][0-9a-f]+){1,3}', left.name):
+            _remove_checkpoint(left)
     self._lock, self.resumed = lock, resumed
-    self._file = open(self.folder/'events.jsonl', 'a+b', buffering=0)
+    self._file = events
     self._file.seek(0)
     last = b'\n'
     while chunk := self._file.read(1 << 24):
@@ -527,7 +555,7 @@ def load_optimizer_tensors(optimizer:'torch.optim.Optimizer', net:'nn.Module', t
 # %% ../nbs/14_runs.ipynb #a932cfc8
 def _write_synced(path:Path, content:bytes):
     "Write a file and wait until it is on the disk."
-    with open(path, 'wb') as f:
+    with open(path, 'xb') as f:
         f.write(content)
         f.flush()
         os.fsync(f.fileno())
@@ -559,7 +587,8 @@ def _sealed(
 
 def checkpoints(folder) -> list[CheckpointFolder]:
     "The checkpoints of a run, newest first."
-    place, found = Path(folder)/'checkpoint', []
+    place = own_folder(folder, 'checkpoint')
+    found = []
     try:
         names = os.listdir(place)
     except FileNotFoundError:
@@ -567,7 +596,8 @@ def checkpoints(folder) -> list[CheckpointFolder]:
     except OSError as e:                        # not "none": a run would begin again, and remove those that are there
         raise RunError(f'The checkpoints in {place} cannot be listed: {e.strerror or e}. Try again.') from None
     for name in names:
-        if m := re.fullmatch(r'(\d{9,18})(?:[.](\d{1,9}))?', name):
+        m = re.fullmatch(r'(\d{9,18})(?:[.](\d{1,9}))?', name)
+        if m and not (place/name).is_symlink():
             found.append(CheckpointFolder(int(m[1]), int(m[2] or 0), place/name))
     return sorted(found, reverse=True)
 
@@ -586,8 +616,8 @@ def save(
     content = tensor_bytes(tensors)
     meta['sha256'] = _sealed(hashlib.sha256(content), meta)
     contents = {'tensors.safetensors': content, 'meta.json': json.dumps(meta).encode()}
-    place = self.folder/'checkpoint'
-    half = place/f'.{step}.{os.getpid()}'
+    place = own_folder(self.folder, 'checkpoint')
+    half = place/f'.{step}.{os.getpid()}.{secrets.token_hex(4)}'
     before = [c.repetition for c in checkpoints(self.folder) if c.step == step]
     name = f'{step:09d}.{max(before) + 1}' if before else f'{step:09d}'
     with os_errors_as(f'The checkpoint of step {step} cannot be written to {place}; the one before is kept'):
@@ -601,7 +631,7 @@ def save(
             os.rename(half, place/name)
             _sync_folder(place)
         except BaseException:
-            shutil.rmtree(half, ignore_errors=True)
+            _remove_checkpoint(half)
             raise
     self._prune(step)
 
@@ -625,7 +655,7 @@ def _prune(self:Run, step:int):
             found.path.rename(gone)
         except OSError:
             continue
-        shutil.rmtree(gone, ignore_errors=True)
+        _remove_checkpoint(gone)
 
 # %% ../nbs/14_runs.ipynb #5662b146
 class Checkpoint(NamedTuple):
@@ -872,8 +902,9 @@ def space_at(self:Run, round:float=math.inf) -> 'SearchSpace':
 def keep_filter(self:Run, round:int, filt:'Filter'):
     "Keep the filter as it is after `round`."
     with os_errors_as(f'The filter of round {round} cannot be written to {self.folder}'):
-        (self.folder/'filters').mkdir(exist_ok=True)
-        filt.save(self.folder/'filters'/f'{round:03d}.safetensors')
+        place = own_folder(self.folder, 'filters')
+        place.mkdir(exist_ok=True)
+        filt.save(place/f'{round:03d}.safetensors')
 
 @patch
 def filter_at(self:Run, round:int) -> 'Filter':

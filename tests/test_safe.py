@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from greedynasv2.core import InputError
+from greedynasv2.core import InputError, write_atomic
 from greedynasv2.runs import Run, RunError, checkpoints
 from greedynasv2.spaces import get_space
 from greedynasv2.supernet import build_network, load_network, save_network
@@ -262,3 +262,82 @@ def test_a_failed_listing_is_an_error(tmp_path, monkeypatch, code):
     assert [c.step for c in checkpoints(tmp_path)] == [2, 1]
     with Run.create(tmp_path, dict(seed=0), get_space('toy'), resume=True) as run:
         assert run.resume().step == 2
+
+
+# -- links out of the folder
+
+def snapshot(folder):
+    "All files under `folder`, with their contents."
+    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob('*')) if f.is_file()}
+
+
+@pytest.mark.parametrize('name', ['lock', 'events.jsonl', 'checkpoint', 'filters', 'heartbeat', 'config.json',
+                                  'results.json', 'control.json'])
+@pytest.mark.parametrize('resume', [False, True])
+def test_links_are_not_followed(tmp_path, name, resume):
+    "A link in the place of anything that a run writes: what it leads to stays as it is."
+    others = tmp_path/'others'
+    (others/'folder'/'000000001').mkdir(parents=True)
+    (others/'folder'/'.000000002').mkdir()
+    for file in '000000001/meta.json', '000000001/tensors.safetensors', '.000000002/meta.json', '000.safetensors':
+        (others/'folder'/file).write_text('of others')
+    (others/'file').write_text('{}')
+    before = snapshot(others)
+    folder = tmp_path/'run'
+    folder.mkdir()
+    space = get_space('toy')
+    if resume:
+        with Run.create(folder, dict(seed=0), space) as run:
+            run.save(1, dict(w=torch.ones(3)))
+        for file in folder.glob(name):
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
+    (folder/name).symlink_to(others/('folder' if name in ('checkpoint', 'filters') else 'file'))
+    try:
+        with Run.create(folder, dict(seed=0), space, resume=resume) as run:
+            run.beat(0)
+            run.log('step', step=1)
+            for step in range(2, 6):
+                run.save(step, dict(w=torch.ones(3)))
+            run.keep_filter(0, PathFilter(space, dim=4))
+            run.finish('end', dict(steps=5))
+    except InputError as e:
+        assert str(e)
+    assert snapshot(others) == before
+
+
+def test_a_checkpoint_that_is_a_link_is_left_alone(tmp_path):
+    "It is neither read nor removed, nor is what others put into a checkpoint's folder."
+    others = tmp_path/'others'
+    with Run.create(tmp_path/'run', dict(seed=0), get_space('toy')) as run:
+        run.save(1, dict(w=torch.ones(3)))
+        shutil.copytree(tmp_path/'run/checkpoint/000000001', others)
+        before = snapshot(others)
+        (tmp_path/'run/checkpoint/000000007').symlink_to(others)
+        (tmp_path/'run/checkpoint/.000000008').symlink_to(others)
+        (tmp_path/'run/checkpoint/000000001/notes.txt').write_text('mine')
+        for step in 2, 3, 4:
+            run.save(step, dict(w=torch.ones(3)))
+    with Run.create(tmp_path/'run', dict(seed=0), get_space('toy'), resume=True) as run:
+        assert run.resume().step == 4
+    assert snapshot(others) == before
+    assert [f.read_text() for f in (tmp_path/'run/checkpoint').rglob('notes.txt')] == ['mine']
+
+
+def test_a_guessed_temporary_name_is_not_written_through(tmp_path):
+    "The name of a temporary file cannot be known before."
+    others = tmp_path/'others'
+    others.write_text('of others')
+    for guess in f'.file.{os.getpid()}', f'.file.{os.getpid()}.00000000':
+        (tmp_path/guess).symlink_to(others)
+    write_atomic(tmp_path/'file', 'new')
+    assert (tmp_path/'file').read_text() == 'new' and others.read_text() == 'of others'
+
+
+@pytest.mark.skipif(not hasattr(os, 'mkfifo'), reason='needs named pipes')
+def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path):
+    "Nobody waits for a reader that never comes."
+    for name in 'lock', 'events.jsonl':
+        (tmp_path/name).mkdir()
+        os.mkfifo(tmp_path/name/name)
+        with pytest.raises(InputError, match='run folder|config.json'):
+            Run.create(tmp_path/name, dict(seed=0), get_space('toy'))
