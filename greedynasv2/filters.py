@@ -10,7 +10,8 @@ __all__ = ['TARGETS', 'PRIOR_CELLS', 'SAVED', 'N_FOLDS', 'N_PROBE', 'MEMBERS', '
            'stack_weights', 'combine', 'EnsembleFilter']
 
 # %% ../nbs/09_filters.ipynb #768d79cb
-import itertools, math
+import itertools
+import math
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -27,7 +28,7 @@ from .vpu import FILTERS, Filter, Labels
 # %% ../nbs/09_filters.ipynb #a4d77f25
 def normal_score(u:np.ndarray) -> np.ndarray:
     "The value that a normal variable has at this rank."
-    from scipy.special import ndtri      # a second to import: only when it is used
+    from scipy.special import ndtri  # a second to import: only when it is used
     return ndtri(u)
 
 TARGETS = {                        # from a rank between 0 (best) and 1 to the number that is fitted

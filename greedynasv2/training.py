@@ -21,11 +21,31 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 
 from .algorithm import METHODS, Algorithm1, RoundConfig, is_round, parts_of
-from .core import Amount, Count, InputError, Registry, Share, Whole, check_tensors, config, one_of, project_dir, seeded
+from greedynasv2.core import (
+    Amount,
+    Count,
+    InputError,
+    Registry,
+    Share,
+    Whole,
+    check_tensors,
+    config,
+    one_of,
+    project_dir,
+    seeded,
+)
 from .data import Data, load_data
 from .loop import ASKED, Loop, LoopConfig, StepRecord, cosine_lr, ended_run, run_in_workers, run_parameters
 from .merger import read_vetoes
-from .runs import Run, alive_space, check_optimizer_tensors, load_optimizer_tensors, optimizer_tensors, pack, unpack
+from greedynasv2.runs import (
+    Run,
+    alive_space,
+    check_optimizer_tensors,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    pack,
+    unpack,
+)
 from .sampler import SAMPLERS
 from .spaces import ALIASES, SPACES, SearchSpace, get_space, register_space
 from .supernet import SuperNet, SupernetEvaluator, batch_norms, step_path
