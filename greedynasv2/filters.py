@@ -50,7 +50,8 @@ def target(
     return (t - t.mean()) / (t.std() or 1.)
 
 # %% ../nbs/09_filters.ipynb #d226fc51
-PRIOR_CELLS = 1       # the variance of a layer is drawn to the mean of all layers, as if by so many ops: three ops say little about theirs
+# The variance of a layer is drawn to the mean of all layers, as if by so many ops: three ops say little about theirs
+PRIOR_CELLS = 1
 
 class Tables(NamedTuple):
     "A fitted sum of tables."
@@ -75,7 +76,7 @@ class Cells(NamedTuple):
 def cells_of(paths:np.ndarray, n_ops:int, order:int=2) -> Cells:
     "All tables of one layer, and for `order` 2 those of two."
     n_layers = paths.shape[1]
-    groups = [(l,) for l in range(n_layers)]
+    groups = [(layer,) for layer in range(n_layers)]
     if order == 2:
         groups += itertools.combinations(range(n_layers), 2)
     codes = [paths[:, g[0]] if len(g) == 1 else paths[:, g[0]] * n_ops + paths[:, g[1]] for g in groups]
@@ -83,10 +84,11 @@ def cells_of(paths:np.ndarray, n_ops:int, order:int=2) -> Cells:
 
 # %% ../nbs/09_filters.ipynb #e7f28936
 def table_variance(
-    mean:np.ndarray, error:np.ndarray,     # Of each cell that holds data: mean residual, and its variance if the table were 0
-    weight:np.ndarray,                     # How much data it holds
-    start:float=0.,                        # From the last pass; 0 = by moments
-) -> float:                                # 0 = nothing there
+    mean:np.ndarray,       # Mean residual of each cell that holds data
+    error:np.ndarray,      # and its variance if the table were 0
+    weight:np.ndarray,     # How much data it holds
+    start:float=0.,        # From the last pass; 0 = by moments
+) -> float:                # 0 = nothing there
     "Variance of a table by maximum likelihood, in three steps of Fisher scoring."
     var = start or max(0., ((mean**2 - error) * weight).sum() / weight.sum())
     for _ in range(3):
@@ -98,7 +100,7 @@ def table_variance(
 
 # %% ../nbs/09_filters.ipynb #7d3a0360
 def variance_within(weight:np.ndarray, residual:np.ndarray, sums:np.ndarray, count:np.ndarray) -> float:
-    "Variance of residuals within the cells of a table: what its cell means vary by, divided by their counts, if the table is 0."
+    "Variance of residuals within cells; where the table is 0, the mean of a cell varies by this over its count."
     squares = (weight * residual**2).sum() - (sums**2 / count).sum()
     total = weight.sum()
     return max(squares, 0.) / max(total - len(count), total / 2)            # few evaluations: hardly two in a cell
@@ -110,7 +112,7 @@ def fit_tables(
     n_passes:int=40,
     tol:float=1e-4,             # Stop when a pass changes the noise by less, relatively
 ) -> Tables:
-    "Backfitting; every table keeps its own variance. No random numbers, no linear algebra: equal bits on any number of threads."
+    "Backfitting, each table with its own variance. No random numbers or linear algebra: equal bits on any threads."
     n_tables = len(cells.groups)
     n_layers = cells.paths.shape[1]
     total = weight.sum()
@@ -160,8 +162,8 @@ def fit_tables(
 def add_up(paths:np.ndarray, layer:np.ndarray, pairs:np.ndarray, pair:np.ndarray) -> np.ndarray:
     "The sum of tables at each path, `(n,)`."
     total = layer[np.arange(len(layer)), paths].sum(1)
-    for (l, k), table in zip(pairs, pair):
-        total += table[paths[:, l], paths[:, k]]
+    for (first, second), table in zip(pairs, pair, strict=True):
+        total += table[paths[:, first], paths[:, second]]
     return total
 
 # %% ../nbs/09_filters.ipynb #c9de3232
@@ -204,7 +206,8 @@ class TableFilter(Filter):
     def build(cls, space:SearchSpace, cfg): return cls(space)
     def threshold(self) -> float: return self.edge.item()
     def similarity(self) -> Tensor: return self.alike
-    def __repr__(self): return f'{type(self).__name__} of {self.space.name}, trained {self.rounds} times. {self.reason}'.strip()
+    def __repr__(self):
+        return f'{type(self).__name__} of {self.space.name}, trained {self.rounds} times. {self.reason}'.strip()
 
 # %% ../nbs/09_filters.ipynb #3b772a6c
 SAVED = 'layer', 'pairs', 'pair', 'own_keys', 'own', 'edge', 'kept', 'alike'
@@ -310,7 +313,8 @@ def _too_little(rank, min_paths) -> str:
 @patch
 def take(self:TableFilter, learned:Learned):
     "Hold what was learned, in units of the error of prediction: `prob` then is a chance."
-    error = np.std(learned.t - learned.fair) * math.sqrt(3) / math.pi + 1e-3      # a logistic curve as wide as the error
+    # A logistic curve as wide as the error
+    error = np.std(learned.t - learned.fair) * math.sqrt(3) / math.pi + 1e-3
     def as_tensor(a): return torch.from_numpy(np.ascontiguousarray(a))
     self.layer = as_tensor(learned.layer / error)
     self.pairs = as_tensor(learned.pairs).long()
@@ -334,8 +338,8 @@ def judge_fair(
     r = ((fair - fair.mean()) * (rank - rank.mean())).mean() / spread if spread > 0 else 0.
     reason = ''
     if not r > 2 / math.sqrt(len(rank)):
-        reason = (f'its predictions of {len(rank)} paths that were left out have a correlation of {r:.2f} with their ranks, which '
-                  'may be luck. Evaluate more paths, or each on more images.')
+        reason = (f'its predictions of {len(rank)} paths that were left out have a correlation of {r:.2f} with their '
+                  'ranks, which may be luck. Evaluate more paths, or each on more images.')
     return reason, float(1 - mean), float(skill)
 
 # %% ../nbs/09_filters.ipynb #904a461e
@@ -369,7 +373,7 @@ def linear_posterior(
 def fit_linear(cells:Cells, t:np.ndarray, weight:np.ndarray) -> Tables:
     "Variances by backfitting, then the exact posterior mean."
     found = fit_tables(cells, t, weight)
-    floor = 1e-4 / len(found.layer)                                   # a layer without effect: nearly all is shrunk away
+    floor = 1e-4 / len(found.layer)          # a layer without effect: nearly all is shrunk away
     ridge = np.repeat(found.noise / np.maximum(found.layer_var, floor)[:, None], cells.n_ops, 1)
     effects, _ = linear_posterior(cells.paths, cells.n_ops, t, weight, ridge)
     layer = effects.numpy().reshape(found.layer.shape)
@@ -388,14 +392,15 @@ def op_similarity(
     L, N = found.layer.shape
     effects, inverse = linear_posterior(cells.paths, N, t, weight, np.full((L, N), 1e-3))
     effects = effects.reshape(L, N)
-    blocks = torch.stack([inverse[l*N:(l + 1)*N, l*N:(l + 1)*N] for l in range(L)])
+    layers = [slice(layer*N, (layer + 1)*N) for layer in range(L)]
+    blocks = torch.stack([inverse[layer, layer] for layer in layers])
     of_one = blocks.diagonal(dim1=1, dim2=2)
     error = (found.noise * (of_one[:, :, None] + of_one[:, None] - 2*blocks)).clamp(min=1e-12).sqrt().numpy()
     d = (effects[:, :, None] - effects[:, None]).abs().numpy()
     spread = math.sqrt(max(0., np.var(t) - found.noise))
     margin = np.minimum(of_paths * spread, of_layer * np.sqrt(found.layer_var))[:, None, None]
     alike = ndtr((margin - d) / error) - ndtr((-margin - d) / error)
-    unseen = np.array([np.bincount(cells.paths[:, l], minlength=N) == 0 for l in range(L)])
+    unseen = np.array([np.bincount(ops, minlength=N) == 0 for ops in cells.paths.T])
     alike[unseen[:, :, None] | unseen[:, None]] = 0
     alike[:, np.arange(N), np.arange(N)] = 1
     return alike
@@ -431,14 +436,14 @@ def same_rows(cells:Cells, weight:np.ndarray, found:Tables) -> np.ndarray:
     from scipy.special import log_expit
     L, N = found.layer.shape
     log_odds = np.zeros((L, N, N))
-    for (l, k), table, var in zip(found.pairs, found.pair, found.pair_var):
-        code = cells.paths[:, l] * N + cells.paths[:, k]
+    for (first, second), table, var in zip(found.pairs, found.pair, found.pair_var, strict=True):
+        code = cells.paths[:, first] * N + cells.paths[:, second]
         count = np.bincount(code, weight, N*N).reshape(N, N)
         left = np.bincount(code, weight * found.residual, N*N).reshape(N, N)
         holds = count > 0
         mean = np.where(holds, table + left / np.where(holds, count, 1), 0)
         error = np.where(holds, found.noise / np.where(holds, count, 1), np.inf)
-        for layer, m, e in (l, mean, error), (k, mean.T, error.T):
+        for layer, m, e in (first, mean, error), (second, mean.T, error.T):
             both = np.isfinite(e[:, None]) & np.isfinite(e[None])
             e0 = np.where(both, e[:, None] + e[None], 1.)
             e1 = e0 + 2*var
@@ -460,7 +465,7 @@ def own_effects(
     predicted:np.ndarray,          # by the tables
     min_repeats:int=30,            # Fewer repeats say nothing about noise
 ) -> tuple[np.ndarray, np.ndarray]|None:
-    "Paths, as sorted numbers, and what each adds to its tables; None where repeats do not tell."
+    "Paths, as sorted numbers, and what each adds to its tables; None where repeats say too little."
     keys = path_keys(paths, n_ops)
     if keys is None:
         return None
@@ -496,15 +501,18 @@ class PairwiseFilter(TableFilter):
 # %% ../nbs/09_filters.ipynb #b7db0f27
 def fit_better_half(cells:Cells, t:np.ndarray, weight:np.ndarray) -> Tables:
     "A linear fit in which the fifth of the paths that it predicts to be best counts most."
-    L, N = cells.paths.shape[1], cells.n_ops
+    L = cells.paths.shape[1]
+    N = cells.n_ops
     near = np.ones(len(t))
     for _ in range(3):
         effects, _ = linear_posterior(cells.paths, N, t, weight * near, np.ones((L, N)))
         layer = effects.numpy().reshape(L, N)
         predicted = layer[np.arange(L), cells.paths].sum(1)
         near = emphasis(predicted, .2)
-    nothing = np.zeros((0, N, N))
-    return Tables(layer, np.zeros((0, 2), dtype=int), nothing, layer.var(1), np.zeros(0), np.var(t - predicted), t - predicted)
+    no_pairs = np.zeros((0, 2), dtype=int)
+    no_tables = np.zeros((0, N, N))
+    residual = t - predicted
+    return Tables(layer, no_pairs, no_tables, layer.var(1), np.zeros(0), np.var(residual), residual)
 
 def emphasis(predicted:np.ndarray, share:float) -> np.ndarray:
     "Weights from 1 for the best paths to 0 for the worst, a half at the quantile `share`."
@@ -528,7 +536,7 @@ def stack_weights(
 ) -> np.ndarray:               # `(n_members,)`, none below 0
     "Weights of members for their best prediction of the better paths."
     n, n_members = fair.shape
-    pull = .005 + 60 / n                 # towards equal weights: few evaluations cannot tell members apart
+    pull = .005 + 60 / n                 # towards equal weights: few evaluations cannot distinguish members
     share = np.full(n_members, 1 / n_members)
     for _ in range(3):
         w = weight * (.1 + emphasis((fair * share).sum(1), .5))
@@ -537,7 +545,7 @@ def stack_weights(
         y = t - (w * t).sum()
         gram = np.einsum('n,ni,nj->ij', w, x, x)
         inner = np.einsum('n,ni,n->i', w, x, y)
-        equal = max(0., inner.sum() / gram.sum()) if gram.sum() > 0 else 0.       # the best weight, if all have the same
+        equal = max(0., inner.sum() / gram.sum()) if gram.sum() > 0 else 0.     # the best weight, if all have the same
         share = _least_squares(gram + pull * np.eye(n_members), inner + pull * equal)
         if not share.any():
             return np.full(n_members, 1 / n_members)
@@ -557,13 +565,13 @@ def combine(
     share:np.ndarray,          # and what it is multiplied with
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:      # `layer`, `pairs`, `pair`
     "The weighted sum of sums of tables, as one sum of tables."
-    layer = sum(s * m.layer for m, s in zip(members, share))
+    layer = sum(s * m.layer for m, s in zip(members, share, strict=True))
     tables = {}
-    for m, s in zip(members, share):
+    for m, s in zip(members, share, strict=True):
         if s == 0:
             continue
-        for l_k, table in zip(map(tuple, m.pairs.tolist()), m.pair):
-            tables[l_k] = tables.get(l_k, 0.) + s * table
+        for layers, table in zip(map(tuple, m.pairs.tolist()), m.pair, strict=True):
+            tables[layers] = tables.get(layers, 0.) + s * table
     N = layer.shape[1]
     pairs = sorted(tables)
     pair = np.array([tables[p] for p in pairs]).reshape(-1, N, N)
@@ -589,5 +597,6 @@ class EnsembleFilter(TableFilter):
         tables = combine(list(found.values()), self.share)
         together = add_up(paths, *tables)
         own = own_effects(paths, n_ops, t, together - together.mean())
-        alike = op_similarity(cells[2], target(rank), weight, found['normal']) * same_rows(cells[2], weight, found['normal'])
+        normal = found['normal']
+        alike = op_similarity(cells[2], target(rank), weight, normal) * same_rows(cells[2], weight, normal)
         return Learned(*tables, (fair * self.share).sum(1), t, alike, *(own or ()))

@@ -154,7 +154,7 @@ def filter_of(
         raise InputError(f'What is said about the filter cannot be used ({type(e).__name__}: {e}).') from None
     filt.reason = about.get('verdict', '')
     if isinstance(filt, nn.Module):
-        check_tensors(state, filt.state_dict(), 'filter', finite=not filt.reason)      # a rejected one may hold anything
+        check_tensors(state, filt.state_dict(), 'filter', finite=not filt.reason)     # a rejected one may hold anything
     filt.load_state_dict(state)
     return filt
 
@@ -528,7 +528,7 @@ def cross_validate(
     filt:PathFilter,                     # Its weights are as before afterwards
     weak:Tensor, unlabelled:Tensor,
     cfg:FilterConfig, n_iters:int,
-) -> pd.DataFrame|None:                  # By step: `loss`, `kept_weak` of `n` held-out paths, `kept_all`; None = no folds
+) -> pd.DataFrame|None:                  # None = no folds; by step `loss`, `kept_weak` of `n` held out, `kept_all`
     "What filters that have not seen a part of the weak paths think of it, over the steps of their training."
     start = _weights(filt)
     device = filt.own.device
@@ -615,9 +615,9 @@ def judge(
     from scipy.stats import binom
     weak, everything, n = evidence['kept_weak'], evidence['kept_all'], int(evidence['n'])
     if binom.cdf(round(weak * n), n, everything) > luck:
-        return (f'it cannot tell weak from unlabelled paths: of {n} weak ones it keeps {weak:.1%}, of all '
-                f'{everything:.1%}, which may be luck. Label more paths, a smaller share of them as weak, or use less '
-                'weight decay.')
+        return (f'it cannot distinguish weak from unlabelled paths: of {n} weak ones it keeps {weak:.1%}, '
+                f'of all {everything:.1%}, which may be luck. Label more paths, a smaller share of them as weak, or '
+                'use less weight decay.')
     return ''
 
 # %% ../nbs/08_vpu.ipynb #d745533e

@@ -48,7 +48,7 @@ def same_weights(a, b): return a.keys() == b.keys() and all(torch.equal(a[k], b[
 
 
 def killed_until_done(cfg, n_kills, wait, rng):
-    "Start the run again and again, each time killed at a random moment, until it is left alone; how often it was killed."
+    "Start the run `n_kills` times, each time killed at a random moment, then leave it alone; how often it was killed."
     kills = 0
     for attempt in range(n_kills + 1):
         process = start_run(cfg)
@@ -87,7 +87,9 @@ def test_every_method_is_one_parameter_away(tmp_path, method):
     assert len(run.events('round')) == (2 if method in ('greedynas', 'greedynasv2') else 0)
     paths = sum(steps.paths, [])
     if method == 'fairnas':
-        assert all(sorted(p[layer] for p in paths[i:i + 4]) == list('0123') for i in range(0, len(paths), 4) for layer in range(4))
+        for i in range(0, len(paths), 4):
+            four = paths[i:i + 4]
+            assert all(sorted(p[layer] for p in four) == list('0123') for layer in range(4))
     else:
         assert len(paths) == 18
 
@@ -132,8 +134,11 @@ def test_a_loss_that_is_no_number_is_skipped_and_reported(tmp_path):
 def test_control_is_obeyed_and_nonsense_ignored(tmp_path):
     "Another threshold and a veto are taken and logged; a veto of an op that does not exist is reported."
     cfg = toy(tmp_path/'run', method='spos', epochs=2)
-    trainer, asked = SupernetTrainer(cfg, report=None), {
-        3: dict(merge_threshold=.5, vetoes=[[0, 'ID', 'MB3_K3']]), 6: dict(vetoes=[[0, 'ID', 'MB9']]), 9: dict(vetoes=[[99, 'ID', 'MB3_K3']])}
+    trainer = SupernetTrainer(cfg, report=None)
+    asked = {
+        3: dict(merge_threshold=.5, vetoes=[[0, 'ID', 'MB3_K3']]),
+        6: dict(vetoes=[[0, 'ID', 'MB9']]),
+        9: dict(vetoes=[[99, 'ID', 'MB3_K3']])}
     step = trainer.train_step
     def ask(x, y):
         step(x, y)
@@ -153,7 +158,8 @@ def test_control_is_obeyed_and_nonsense_ignored(tmp_path):
 def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, start):
     "With no room for a checkpoint the run ends with a sentence; with room again it goes on."
     cfg = toy(tmp_path/'run', method='spos', epochs=3, save_every=0.)
-    limit = 'import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))'
+    limit = ('import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); '
+             'resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))')
     process = start(cfg, limit)
     stderr = process.communicate()[1]
     assert process.returncode != 0 and 'cannot be written' in stderr
@@ -173,10 +179,12 @@ def additive(space, seed=0):
 
 
 def rounds_of(n=3, **changes):
-    "The events of some rounds on an additive truth, without a supernet."
-    space, events = get_space('toy'), []
+    "The events of some rounds on a made-up, additive accuracy, without a supernet."
+    space = get_space('toy')
+    events = []
+    def log(kind, **facts): events.append(dict(kind=kind, **facts))
     cfg = toy('', m=150, filter_dim=16, filter_iters=0, **changes)
-    algorithm = Algorithm1(cfg, space, additive(space), log=lambda kind, **facts: events.append(dict(kind=kind, **facts)))
+    algorithm = Algorithm1(cfg, space, additive(space), log=log)
     for epoch in range(cfg.warmup_epochs, cfg.warmup_epochs + n):
         algorithm.round(epoch)
         algorithm.begin(epoch)
@@ -204,11 +212,14 @@ def test_merges_follow_the_plan():
     assert events[events.kind == 'round'].ops.iloc[-1] == int(space.alive.sum())
 
 
-def test_a_degenerate_filter_is_reported_and_not_acted_on():
+def test_a_degenerate_filter_is_reported_and_not_used():
     "With scores that are pure noise nothing is merged, and training goes on with uniform paths."
-    space, events, g = get_space('toy'), [], torch.Generator().manual_seed(0)
+    space = get_space('toy')
+    events = []
+    g = torch.Generator().manual_seed(0)
     def noise(paths): return Scores(torch.rand(len(paths), generator=g), torch.rand(len(paths), generator=g))
-    algorithm = Algorithm1(toy('', merge_threshold=0.), space, noise, log=lambda kind, **f: events.append(dict(kind=kind, **f)))
+    def log(kind, **facts): events.append(dict(kind=kind, **facts))
+    algorithm = Algorithm1(toy('', merge_threshold=0.), space, noise, log=log)
     facts = algorithm.round(2)
     algorithm.begin(2)
     algorithm.sample()
@@ -224,7 +235,7 @@ def test_a_degenerate_filter_is_reported_and_not_acted_on():
     ('paper', dict(u=.95, kappa=.0, q=.5, round=1), True), ('paper', dict(u=.85, q=.9, round=9), False),
     ('none', dict(u=1., kappa=1., q=.9, round=9), False)])
 def test_stopping_rules(rule, facts, expected):
-    "The bare rule looks at u alone; ours also at kappa, q, the number of rounds and the verdict."
+    "The bare rule looks at u alone; ours also at kappa, q, the number of rounds and whether the filter was rejected."
     assert may_stop(TrainConfig(stop_rule=rule), facts) == expected
 
 
@@ -255,19 +266,30 @@ def test_bad_configs_are_answered_with_a_sentence(tmp_path):
 
 
 DEATHS = [  # (changes of the run, what dies, at which call of it): the process is gone in the middle of it, at once
-    (dict(), 'SupernetTrainer._compare', 1),                                        # after the last checkpoint, before the end
-    (dict(stop_rule='paper', beta=0.), 'SupernetTrainer._compare', 1),              # the stop was decided, and nothing says so yet
-    (dict(), 'Algorithm1.learn', 2),                                          # in a round, right after an epoch's last step
-    (dict(warmup_epochs=0), 'SupernetTrainer.train_epoch', 1),                      # after a round before the first step
-    (dict(), 'Run._prune', 3),                                              # a checkpoint is there, the old one too
-    (dict(method='greedynas'), 'SupernetTrainer.train_step', 50), (dict(method='fairnas', epochs=3), 'SupernetTrainer.train_step', 30)]
+    # After the last checkpoint, before the end
+    (dict(), 'SupernetTrainer._compare', 1),
+    # The stop was decided, and nothing says so yet
+    (dict(stop_rule='paper', beta=0.), 'SupernetTrainer._compare', 1),
+    # In a round, right after an epoch's last step
+    (dict(), 'Algorithm1.learn', 2),
+    # After a round before the first step
+    (dict(warmup_epochs=0), 'SupernetTrainer.train_epoch', 1),
+    # A checkpoint is there, the old one too
+    (dict(), 'Run._prune', 3),
+    # In an epoch
+    (dict(method='greedynas'), 'SupernetTrainer.train_step', 50),
+    (dict(method='fairnas', epochs=3), 'SupernetTrainer.train_step', 30)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('changes, place, call', DEATHS)
 def test_killed_where_it_hurts(tmp_path, start, changes, place, call):
-    "Dead in the middle of what takes long or comes last: the next start ends with the same events, tensors and results."
-    die = ('import os, greedynasv2.training as t; calls = [0]; cls, name = {!r}.split("."); cls = getattr(t, cls); old = getattr(cls, name)\n'
+    "Dead in the middle of what takes long or comes last: the next start ends with the same events, tensors, results."
+    die = ('import os, greedynasv2.training as t\n'
+           'cls, name = {!r}.split(".")\n'
+           'cls = getattr(t, cls)\n'
+           'old = getattr(cls, name)\n'
+           'calls = [0]\n'
            'def new(self, *args):\n'
            '    calls[0] += 1\n'
            '    if calls[0] == {}: os._exit(9)\n'
@@ -296,23 +318,26 @@ def test_a_veto_keeps_two_ops_apart():
     "The pair that would merge first stays when it is vetoed."
     _, _, events = rounds_of(1, merge_threshold=.0, max_merges=1)
     first = events[(events.kind == 'merge') & (events.decision == 'merge')].iloc[0]
-    space, events = get_space('toy'), []
-    algorithm = Algorithm1(toy('', m=150, filter_dim=16, filter_iters=0, merge_threshold=.0, max_merges=1), space, additive(space),
-                        log=lambda kind, **facts: events.append(dict(kind=kind, **facts)))
+    space = get_space('toy')
+    events = []
+    def log(kind, **facts): events.append(dict(kind=kind, **facts))
+    cfg = toy('', m=150, filter_dim=16, filter_iters=0, merge_threshold=.0, max_merges=1)
+    algorithm = Algorithm1(cfg, space, additive(space), log=log)
     algorithm.vetoes = [[int(first.layer), first.kept, first.removed]]
     algorithm.round(2)
     merges = pd.DataFrame([e for e in events if e['kind'] == 'merge'])
     vetoed = merges[merges.decision == 'vetoed'].iloc[0]
     assert (vetoed.layer, {vetoed.kept, vetoed.removed}) == (first.layer, {first.kept, first.removed})
-    assert merges[merges.decision == 'merge'].iloc[0][['layer', 'removed']].tolist() != first[['layer', 'removed']].tolist()
+    merged = merges[merges.decision == 'merge'].iloc[0]
+    assert (merged.layer, merged.removed) != (first.layer, first.removed)
 
 
 def test_an_epoch_without_a_draw_has_its_line(tmp_path):
-    "Paths that were drawn before suffice for an epoch: there is no rate to tell, and the line does without."
-    said = []
-    trainer = SupernetTrainer(toy(tmp_path/'run', method='spos', epochs=1, n_train=32), report=said.append)
+    "Paths that were drawn before suffice for an epoch: there is no rate to report, and the line does without."
+    lines = []
+    trainer = SupernetTrainer(toy(tmp_path/'run', method='spos', epochs=1, n_train=32), report=lines.append)
     trainer.log_accepted = lambda: None
-    assert trainer.train().status == 'ended' and 'epoch 1/1: loss' in said[0] and 'keeps' not in said[0]
+    assert trainer.train().status == 'ended' and 'epoch 1/1: loss' in lines[0] and 'keeps' not in lines[0]
 
 
 def test_rounds_remember():
@@ -325,7 +350,8 @@ def test_rounds_remember():
         weak, unlabelled, (held, rank) = labels.weak, labels.unlabelled, labels.unseen
         assert .7 < len(unlabelled) / round(10 * q * 100) < .9                   # the others are held out
     assert len(algorithm.memory.paths) == 200 and .65 * 160 < len(weak) < .75 * 180 and 20 <= len(held) <= 60
-    assert weak.sum(1).float().min() >= held[rank <= .3].sum(1).float().max() - 1   # high sums are the worst, whatever the round
+    # High sums are the worst, whatever the round
+    assert weak.sum(1).float().min() >= held[rank <= .3].sum(1).float().max() - 1
     assert algorithm.held_out(held).all() and not algorithm.held_out(torch.cat([weak, unlabelled])).any()
     space.drop(0, 2)
     algorithm.n_rounds = 3
@@ -334,12 +360,14 @@ def test_rounds_remember():
     assert (torch.cat([weak, held])[:, 0] != 2).all() and len(weak) + len(held) < 150
 
 
-def test_a_filter_that_lost_what_the_last_one_knew_is_not_acted_on():
+def test_a_filter_that_lost_what_the_last_one_knew_is_not_used():
     "It has to keep better paths, or to choose as well; what cannot be judged passes."
     old = Skill(.08, .93, .05)
     assert all(check_skill(now, old) == '' for now in [Skill(.07, .80, .05), Skill(.20, .90, .05), None])
-    assert 'mean rank 17%, its skill is 0.70 (± 0.08); the filter before it has 8% and 0.93' in check_skill(Skill(.17, .70, .08), old)
-    assert check_skill(Skill(.49, .02, .05), None) == '' and 'guessing gives 50%' in check_skill(Skill(.51, -.02, .05), None)
+    worse = 'mean rank 17%, its skill is 0.70 (± 0.08); the filter before it has 8% and 0.93'
+    assert worse in check_skill(Skill(.17, .70, .08), old)
+    assert check_skill(Skill(.49, .02, .05), None) == ''
+    assert 'guessing gives 50%' in check_skill(Skill(.51, -.02, .05), None)
     assert check_share(.04, .9) == '' and 'keeps 3.0% of all paths, where 10.0%' in check_share(.03, .9)
 
 
@@ -348,35 +376,39 @@ def test_a_filter_is_judged_by_what_it_keeps_of_the_paths_that_were_held_out():
     algorithm = Algorithm1(TrainConfig(m=100), get_space('toy'), None)
     paths, rank = torch.arange(500)[:, None].expand(-1, 4), 1 - torch.arange(500).double() / 500
     for share in (.05, .3, .9):
-        algorithm.filt.is_weak = lambda p: p[:, 0] < 500 * (1 - share)
+        algorithm.filt.is_weak = lambda p, share=share: p[:, 0] < 500 * (1 - share)
         mean, skill, error = algorithm.skill(paths, rank)
         assert abs(mean - share / 2) < .01 and abs(skill - 1) < .03 and error > 0
     guesses = []
     for seed in range(40):
-        algorithm.filt.is_weak = lambda p: torch.rand(len(p), generator=torch.Generator().manual_seed(seed)) > .2
+        def guess(paths, seed=seed):
+            g = torch.Generator().manual_seed(seed)
+            return torch.rand(len(paths), generator=g) > .2
+        algorithm.filt.is_weak = guess
         guesses.append(algorithm.skill(paths, rank))
     skills = torch.tensor([g[1] for g in guesses])
     assert skills.mean().abs() < .03 and .5 < skills.std() / guesses[0][2] < 1.5     # the error is what it says
     for everything in (True, False):
-        algorithm.filt.is_weak = lambda p: torch.full((len(p),), everything)
+        algorithm.filt.is_weak = lambda p, everything=everything: torch.full((len(p),), everything)
         assert algorithm.skill(paths, rank) is None
 
 
 def test_an_older_filter_that_stands_in_is_tightened_if_held_out_paths_agree():
     "It keeps the share 1 - q that it likes best, and what it kept before where that would be worse."
     space = get_space('toy')
-    algorithm, paths = Algorithm1(TrainConfig(m=100), space, None), space.sample(2000, torch.Generator().manual_seed(0))
+    algorithm = Algorithm1(TrainConfig(m=100), space, None)
+    paths = space.sample(2000, torch.Generator().manual_seed(0))
     algorithm.filt.log_phi = lambda p: (p * torch.tensor([1., 1.3, 1.7, 2.1])).sum(1) - 100      # high sums are weak
     value = algorithm.filt.log_phi(paths)
     algorithm.filt.log_phi_max.fill_(value.median() + torch.tensor(2.).log())
     def kept(): return 1 - algorithm.filt.is_weak(paths).float().mean().item()
-    rank = value.argsort().argsort().double() / len(value)              # the truth agrees
+    rank = value.argsort().argsort().double() / len(value)              # what was held out agrees
     def tighten(q, rank):
         labels = Labels(paths, rank, torch.ones(len(paths), dtype=torch.bool), paths[:0], paths, q, q)
         algorithm._tighten(labels, algorithm.skill(*labels.unseen))
     half = kept()
     tighten(.9, 1 - rank)
-    assert kept() == half                                              # the truth is the other way round: as before
+    assert kept() == half                                              # ranks are the other way round: as before
     for q in (.7, .9):
         tighten(q, rank)
         assert .8 * (1 - q) < kept() < 1.2 * (1 - q)
@@ -388,14 +420,15 @@ def test_the_classifier_may_see_small_features_first(tmp_path):
     "`head_scale` is where the batch norm before the classifier starts; blocks are left alone."
     nets = [SupernetTrainer(toy(tmp_path/f'{scale}', head_scale=scale), None).net for scale in (1., .25)]
     assert [batch_norms(net.head)[-1].weight.unique().tolist() for net in nets] == [[1.], [.25]]
-    assert all(torch.equal(a, b) for a, b in zip(nets[0].layers.parameters(), nets[1].layers.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(*[net.layers.parameters() for net in nets], strict=True))
     with pytest.raises(InputError, match='head_scale is 0.0; it must be above 0'):
         toy(tmp_path, head_scale=0.)
 
 
 def test_aligned_residual_branches_start_at_zero(tmp_path):
     "In aligned blocks with a shortcut the last batch norm starts at 0; others start at 1."
-    blocks = [b for row in SupernetTrainer(toy(tmp_path, aligned=True), None).net.layers for b in row if isinstance(b, MBConv)]
+    net = SupernetTrainer(toy(tmp_path, aligned=True), None).net
+    blocks = [b for row in net.layers for b in row if isinstance(b, MBConv)]
     first = [(b.residual, batch_norms(b)[-1].weight.unique().tolist()) for b in blocks]
     assert {True, False} == {residual for residual, _ in first}
     assert all(weight == [0. if residual else 1.] for residual, weight in first)
@@ -404,15 +437,15 @@ def test_aligned_residual_branches_start_at_zero(tmp_path):
 def test_labels_may_stop_at_half_while_the_filter_grows_pickier(data_file):
     "With `q_label` the worse half is labelled whatever q is, and the filter is tightened to 1 - q, also after a merge."
     data_file('nas-bench-macro_cifar10.json')
-    cfg = make_config('paper_mobile', space='nasbench_macro', m=300, filter_dim=16, filter_iters=150, q_label=.5, warmup_epochs=0,
-                      q_epochs=2, q_end=.9, round_every=1, epochs=4, merge_threshold=.2)
+    cfg = make_config('paper_mobile', space='nasbench_macro', m=300, filter_dim=16, filter_iters=150, q_label=.5,
+                      warmup_epochs=0, q_epochs=2, q_end=.9, round_every=1, epochs=4, merge_threshold=.2)
     space = get_space('nasbench_macro')
     algorithm = Algorithm1(cfg, space, macro_evaluator())
     rounds = [algorithm.round(epoch) for epoch in range(3)]
     assert [round(r['q'], 2) for r in rounds] == [.5, .7, .9] and sum(r['merged'] for r in rounds) > 0
     assert all(r['n_weak'] < .55 * len(algorithm.memory.paths) for r in rounds)
-    sound = [r for r in rounds if not r['verdict']]
-    assert sound and all(r['kept'] < 1.3 * (1 - r['q']) for r in sound[1:])
+    passed = [r for r in rounds if not r['verdict']]
+    assert passed and all(r['kept'] < 1.3 * (1 - r['q']) for r in passed[1:])
     alive = space.sample(5000)
     assert (~algorithm.filt.is_weak(alive)).float().mean() < .2
 
@@ -435,9 +468,12 @@ def test_a_round_that_teaches_nothing_leaves_the_older_filter_tightened(monkeypa
 
 
 @pytest.mark.parametrize('given, says', [
-    (dict(filter='vpuu'), "Unknown filter 'vpuu'. Did you mean 'vpu'"), (dict(sampler='unifrom'), "Did you mean 'uniform'"),
-    (dict(shrinker='marge'), "Did you mean 'merge'"), (dict(method='spos', sampler='filtered'), 'filter is none'),
-    (dict(sampler='uniform', filter='none'), 'shrinker none'), (dict(method='spos', filter='vpu'), 'never used'),
+    (dict(filter='vpuu'), "Unknown filter 'vpuu'. Did you mean 'vpu'"),
+    (dict(sampler='unifrom'), "Did you mean 'uniform'"),
+    (dict(shrinker='marge'), "Did you mean 'merge'"),
+    (dict(method='spos', sampler='filtered'), 'filter is none'),
+    (dict(sampler='uniform', filter='none'), 'shrinker none'),
+    (dict(method='spos', filter='vpu'), 'never used'),
     (dict(sampler='fair', filter='none', shrinker='none', warm_from='x'), 'no warm-up')])
 def test_parts_that_do_not_fit_are_refused(given, says):
     "By name or by combination, before any work starts."
@@ -446,7 +482,7 @@ def test_parts_that_do_not_fit_are_refused(given, says):
 
 
 def test_a_folder_without_newer_parameters_goes_on(tmp_path):
-    "A parameter that an older config.json lacks means what that version did; another value that was asked for is refused."
+    "A parameter that an older config.json lacks means what that version did; another value that is given is refused."
     cfg = toy(tmp_path/'old', method='spos', epochs=2)
     train_supernet(cfg.replace(stop_epoch=1), report=None)
     file = tmp_path/'old'/'config.json'
@@ -482,7 +518,8 @@ def test_a_filter_that_judges_itself_gets_all_paths():
         judges_itself = True
         def fit(self, labels, seed):
             assert not labels.held_out.any() and len(labels.unlabelled) == 10 * round(labels.q_weak * 150)
-            assert labels.round.tolist() == sorted(labels.round.tolist()) and len(labels.paths) == 150 * (1 + int(labels.round[-1] > 0))
+            assert labels.round.tolist() == sorted(labels.round.tolist())
+            assert len(labels.paths) == 150 * (1 + int(labels.round[-1] > 0))
             return {**super().fit(labels, seed), 'place': .9, 'skill': .8}
     try:
         FILTERS['sure'] = Sure
