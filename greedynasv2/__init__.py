@@ -2,7 +2,8 @@
 
 __version__ = "0.0.1"
 
-import os, sys
+import os
+import sys
 from importlib import import_module
 from types import ModuleType
 

@@ -16,6 +16,7 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 
+from . import filters  # noqa: F401 (linear, pairwise and ensemble register themselves)
 from .core import Count, InputError, Registry, Share, Whole, config, derive_seed, generator, one_of, seeded
 from .merger import apply_merges, better_ops, plan_merges
 from .sampler import SAMPLERS, UniformSampler

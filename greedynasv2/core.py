@@ -5,16 +5,20 @@
 # %% auto #0
 __all__ = ['Count', 'Whole', 'Share', 'Amount', 'COLOURS', 'KERNEL_COLOURS', 'InputError', 'one_of', 'Bounds', 'check_value',
            'config', 'new_names', 'Registry', 'derive_seed', 'generator', 'set_seed', 'seeded', 'get_device',
-           'is_tensor', 'as_array', 'keep_memory', 'cache_dir', 'find_data', 'project_dir', 'write_atomic', 'read_json',
-           'Scores', 'progress']
+           'is_tensor', 'as_array', 'check_finite', 'check_tensors', 'keep_memory', 'cache_dir', 'find_data',
+           'project_dir', 'open_own', 'write_atomic', 'read_json', 'Scores', 'progress']
 
 # %% ../nbs/00_core.ipynb #04287408
 import dataclasses
 import difflib
+import errno
 import hashlib
+import io
 import json
 import os
 import random
+import secrets
+import stat
 import sys
 import types
 import typing
@@ -238,6 +242,37 @@ def as_array(value) -> np.ndarray:
     "`value` as a NumPy array: a tensor of any device, an array, a list."
     return value.detach().cpu().numpy() if is_tensor(value) else np.asarray(value)
 
+# %% ../nbs/00_core.ipynb #5afe0002
+def check_finite(
+    tensors:dict,        # Tensor by name
+    what:str,            # What they are, for the sentence: 'net'
+):
+    "Refuse tensors that hold NaN or infinity."
+    for name, value in tensors.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise InputError(f'The {what} holds values that are not finite: {name}.')
+
+def check_tensors(
+    given:dict,          # Tensor by name, as read from a file
+    expected:dict,       # What it should look like, e.g. `net.state_dict()`
+    what:str,            # What they are, for the sentence: 'net'
+    finite:bool=True,    # Refuse NaN and infinity?
+):
+    "Refuse tensors of other names, shapes or kinds of numbers than expected."
+    for name in [*expected, *given]:
+        if name not in given:
+            raise InputError(f'The {what} lacks {name}.')
+        if name not in expected:
+            raise InputError(f'The {what} holds {name}, which does not belong there.')
+        value, like = given[name], expected[name]
+        if value.shape != like.shape:
+            raise InputError(f'{name} of the {what} has shape {tuple(value.shape)}; it must be {tuple(like.shape)}.')
+        if value.dtype != like.dtype and not (value.is_floating_point() and like.is_floating_point()):
+            raise InputError(f'{name} of the {what} is {value.dtype}; it must be {like.dtype}.')
+    if finite:
+        check_finite(given, what)
+
+
 # %% ../nbs/00_core.ipynb #60178306
 def keep_memory() -> bool:      # False where the C library is another than Linux' usual one
     "Let memory that tensors free stay with this process, ready for the next ones."
@@ -276,6 +311,26 @@ def project_dir() -> Path:
     return Path.cwd()
 
 # %% ../nbs/00_core.ipynb #75f36e1c
+def open_own(
+    path,            # A file that this process writes to
+    mode:str,        # As of `open`, in bytes
+):
+    "Open a file to write, unbuffered; a link, a pipe or a device in its place is refused with an `OSError`."
+    def opener(name, flags):
+        flags |= getattr(os, 'O_NOFOLLOW', 0) | getattr(os, 'O_NONBLOCK', 0)      # a pipe would wait for a reader
+        return os.open(name, flags, 0o666)
+
+    try:
+        f = open(path, mode, buffering=0, opener=opener)
+    except OSError as e:
+        if Path(path).is_symlink():
+            raise OSError(errno.ELOOP, f'{path} is a link, which is not followed') from None
+        raise e
+    if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
+        f.close()
+        raise OSError(errno.EINVAL, f'{path} is no regular file')
+    return f
+
 def write_atomic(
     path,              # Where the file goes; its folder is made if need be
     content:str|bytes, # All of it
@@ -283,11 +338,12 @@ def write_atomic(
     "Write a file so that a reader, or a crash, sees the old content or the new, never a part."
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}')
+    temporary = path.with_name(f'.{path.name}.{os.getpid()}.{secrets.token_hex(4)}')
+    f = open_own(temporary, 'xb')                         # nobody can know the name, nor put a link there
     try:
-        with open(temporary, 'wb') as f:
-            f.write(content if isinstance(content, bytes) else content.encode())
-            f.flush()
+        with f, io.BufferedWriter(f) as whole:            # writes on where the system wrote a part
+            whole.write(content if isinstance(content, bytes) else content.encode())
+            whole.flush()
             os.fsync(f.fileno())
         os.replace(temporary, path)
     except BaseException:

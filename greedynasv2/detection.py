@@ -52,6 +52,7 @@ from greedynasv2.core import (
     Share,
     Whole,
     cache_dir,
+    check_tensors,
     check_value,
     config,
     derive_seed,
@@ -62,7 +63,7 @@ from greedynasv2.core import (
 )
 from .data import read_image
 from .loop import Loop, LoopConfig, StepRecord, ended_run, run_parameters
-from .runs import Run, load_optimizer_tensors, optimizer_tensors, pack, unpack
+from .runs import Run, check_optimizer_tensors, load_optimizer_tensors, optimizer_tensors, pack, unpack
 from .spaces import GREEDYNAS_B, SPACES, Arch, SearchSpace, get_space, read_arch
 from .supernet import build_network, fingerprint, load_network
 
@@ -680,13 +681,18 @@ def open_run(self:DetectionTrainer) -> Run:
     folder = detection_folder(self.cfg, backbone)
     return Run.create(folder, detection_parameters(self.cfg, backbone), backbone.arch.space, resume=self.cfg.resume)
 
+@patch
+def first_detector(self:DetectionTrainer) -> nn.Module:
+    "The detector before its first step."
+    with seeded(self.cfg.seed, 'first weights of a detector'):
+        return build_detector(self.data.backbone, self.data.train.n_classes, self.cfg)
+
 # %% ../nbs/20_detection.ipynb #f9ee9977
 @patch
 def build(self:DetectionTrainer, checkpoint):
     "Detector and optimizer."
     cfg = self.cfg
-    with seeded(cfg.seed, 'first weights of a detector'):
-        self.net = build_detector(self.data.backbone, self.data.train.n_classes, cfg)
+    self.net = self.first_detector()
     self.net.to(self.device, memory_format=torch.channels_last).train()
     learned = [p for p in self.net.parameters() if p.requires_grad]
     self.optimizer = torch.optim.SGD(learned, lr=cfg.lr, momentum=cfg.momentum, weight_decay=cfg.weight_decay)
@@ -697,6 +703,13 @@ def state(self:DetectionTrainer) -> tuple[dict, dict]:
     "What there is to keep."
     tensors = {**pack('detector', self.net.state_dict()), **optimizer_tensors(self.optimizer, self.net)}
     return tensors, dict(scores=self.scores, classes=self.data.train.classes)
+
+@patch
+def check_checkpoint(self:DetectionTrainer, checkpoint):
+    "Refuse a checkpoint of another detector."
+    net = self.first_detector()
+    check_tensors(unpack('detector', checkpoint.tensors), net.state_dict(), 'detector')
+    check_optimizer_tensors(net, checkpoint.tensors)
 
 # %% ../nbs/20_detection.ipynb #15f4a639
 @patch
@@ -807,7 +820,9 @@ def load_detector(run) -> nn.Module:
     with seeded(0, 'detector of a run'):
         backbone = Backbone(arch, build_network(space, arch.path), run.config['weights'], str(run.folder))
         model = build_detector(backbone, len(meta['classes']), cfg)
-    model.load_state_dict(unpack('detector', tensors))
+    weights = unpack('detector', tensors)
+    check_tensors(weights, model.state_dict(), 'detector')
+    model.load_state_dict(weights)
     model.classes = meta['classes']
     return model.eval()
 

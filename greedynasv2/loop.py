@@ -106,7 +106,7 @@ def _open(self:Loop):                  # A checkpoint or None
     "Open the run folder; the checkpoint to go on from, if there is one."
     self.run = self.open_run()
     if self.run.resumed:
-        return self.run.resume(workers=world.size, restarts=world.restarts)
+        return self.run.resume(self.check_checkpoint, workers=world.size, restarts=world.restarts)
 
 @patch
 def _start(self:Loop, checkpoint):
@@ -125,6 +125,8 @@ def log(self:Loop, kind:str, **facts):
     self.run.log(kind, step=self.step, **facts)
 
 # %% ../nbs/16_loop.ipynb #af6f46d4
+@patch
+def check_checkpoint(self:Loop, checkpoint): pass      # raises an `InputError` for one that cannot be gone on from
 @patch
 def start_fresh(self:Loop): pass
 @patch
@@ -155,11 +157,16 @@ def save(self:Loop):
 def _restore(self:Loop, step:int, tensors:dict, meta:dict):
     "Be where the checkpoint was."
     self.step = step
-    for name in self.kept:
-        setattr(self, name, meta[name])
+    try:
+        for name in self.kept:
+            setattr(self, name, meta[name])
+        self.load_state(tensors, meta)
+    except KeyError as e:
+        raise InputError(f'The checkpoint of step {step} cannot be used: it lacks {e}.') from None
+    except (RuntimeError, TypeError, AttributeError) as e:
+        raise InputError(f'The checkpoint of step {step} cannot be used ({type(e).__name__}: {e}).') from None
     if self.stop_reason == ASKED:
         self.stop_reason = ''              # starting it again means to go on
-    self.load_state(tensors, meta)
     self.obey(self.asked)
 
 # %% ../nbs/16_loop.ipynb #b6e51065

@@ -28,6 +28,7 @@ from greedynasv2.core import (
     InputError,
     Share,
     Whole,
+    check_tensors,
     config,
     one_of,
     project_dir,
@@ -36,7 +37,16 @@ from greedynasv2.core import (
 )
 from .data import Data, load_data
 from .loop import Loop, LoopConfig, StepRecord, ended_run, run_parameters
-from .runs import Run, _fill, checkpoints, load_optimizer_tensors, optimizer_tensors, pack, unpack
+from greedynasv2.runs import (
+    Run,
+    _fill,
+    check_optimizer_tensors,
+    checkpoints,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    pack,
+    unpack,
+)
 from .spaces import Arch, SearchSpace, read_arch
 from .supernet import build_network, save_network
 
@@ -274,6 +284,13 @@ def state(self:Retrainer) -> tuple[dict, dict]:
     about_data = dict(name=data.name, classes=data.classes, mean=data.mean, std=data.std, n_train=len(data.train),
                       n_test=len(data.test))
     return tensors, dict(data=about_data, searched=self.arch.facts.get('scores'))
+
+@patch
+def check_checkpoint(self:Retrainer, checkpoint):
+    "Refuse a checkpoint of another network."
+    for name in 'model', 'ema':
+        check_tensors(unpack(name, checkpoint.tensors), self.net.state_dict(), name)
+    check_optimizer_tensors(self.net, checkpoint.tensors)
 
 # %% ../nbs/19_retraining.ipynb #aac548d0
 @patch

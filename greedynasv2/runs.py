@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['HELD', 'FRESH', 'SUPERNETS', 'git_commit', 'torch_version', 'describe', 'read_about', 'config_differences',
            'with_absent', 'Control', 'asked_of', 'write_control', 'lock_file', 'is_locked', 'Heartbeat',
-           'read_heartbeat', 'pid_alive', 'sign_of_life', 'Run', 'pack', 'unpack', 'tensor_bytes', 'optimizer_tensors',
-           'load_optimizer_tensors', 'CheckpointFolder', 'checkpoints', 'Checkpoint', 'read_checkpoint', 'list_runs',
-           'newest_run']
+           'read_heartbeat', 'pid_alive', 'sign_of_life', 'Run', 'own_folder', 'pack', 'unpack', 'tensor_bytes',
+           'optimizer_tensors', 'check_optimizer_tensors', 'load_optimizer_tensors', 'CheckpointFolder', 'checkpoints',
+           'Checkpoint', 'read_checkpoint', 'alive_space', 'list_runs', 'newest_run']
 
 # %% ../nbs/14_runs.ipynb #f0272235
-import json, math, os, platform, re, shutil, socket, subprocess, sys, time, weakref
+import hashlib, json, math, os, platform, re, secrets, socket, subprocess, sys, time, weakref
+from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,8 +20,8 @@ import pandas as pd
 from fastcore.basics import patch
 
 import greedynasv2
-from .core import (InputError, Share, Whole, check_value, config, is_tensor, one_of, read_json, seeded,
-                              write_atomic)
+from .core import (InputError, Share, Whole, check_finite, check_tensors, check_value, config, is_tensor,
+                              one_of, open_own, read_json, seeded, write_atomic)
 from .events import (CODES, EVENTS, LINE, NO_EVENTS, SPEED, WHERE, EventLog, RunError, alive_ops, event_line,    # noqa: F401
                                 gc_paused, kept_ranges, os_errors_as, parse_lines, plain, same_events, thin)
 from .facts import SpaceFacts
@@ -30,7 +31,7 @@ if TYPE_CHECKING:      # for annotations only
     from torch import Tensor, nn
     from greedynasv2.spaces import SearchSpace
     from greedynasv2.supernet import SuperNet
-    from greedynasv2.vpu import PathFilter
+    from greedynasv2.vpu import Filter
 
 try:
     import fcntl
@@ -162,7 +163,7 @@ if hasattr(os, 'register_at_fork'):
 
 def lock_file(path, patience:float=1.):
     "The open file that holds the lock, or None when another one has it for more than `patience` seconds."
-    f = open(path, 'ab')
+    f = open_own(path, 'ab')
     until = time.monotonic() + patience           # a reader that tests the lock has it for a moment
     while fcntl:
         try:
@@ -359,15 +360,16 @@ def log(
 @patch
 def beat(self:Run, every:float=5.):
     "Leave a sign of life, at most once in `every` seconds."
-    if self._file is None or time.monotonic() - self._last_beat < every:
+    if self._file is None or time.monotonic() - self._last_beat < every or not self.folder.is_dir():
         return
     self._last_beat = time.monotonic()
     path = self.folder/'heartbeat'
     try:
-        if every and path.exists():
+        if every and path.is_file() and not path.is_symlink():
             os.utime(path)
         else:
-            path.write_text(json.dumps(dict(pid=os.getpid(), host=socket.gethostname(), time=round(time.time(), 3))))
+            who = dict(pid=os.getpid(), host=socket.gethostname(), time=round(time.time(), 3))
+            write_atomic(path, json.dumps(who))
     except OSError:
         pass
 
@@ -381,16 +383,43 @@ def events(
     "Events that count, a row each; cheap to call again while the run goes on."
     return self._log.frame(kind, at_most)
 
+# %% ../nbs/14_runs.ipynb #5afe0005
+def own_folder(
+    folder,        # A run folder
+    name:str,      # `checkpoint`, `filters`
+) -> Path:
+    "A folder inside of a run folder, there or not; a link is refused, for what it leads to belongs to others."
+    place = Path(folder)/name
+    if place.is_symlink():
+        raise RunError(f'{place} is a link, which a run does not follow. Put a folder there, or make the run folder '
+                       'itself a link.')
+    return place
+
+def _remove_checkpoint(path:Path):
+    "Remove what a run wrote into the folder of a checkpoint, and the folder if nothing else is in it."
+    if path.is_symlink():
+        return
+    try:
+        for name in 'tensors.safetensors', 'meta.json':
+            (path/name).unlink(missing_ok=True)
+        path.rmdir()
+    except OSError:
+        pass
+
 # %% ../nbs/14_runs.ipynb #7fcb7783
 @patch
 def _begin(self:Run, lock, resumed:bool):
     "Become the writer."
-    for left in [*self.folder.glob('.config.json.*'), *self.folder.glob('.results.json.*')]:
-        left.unlink()
-    for left in (self.folder/'checkpoint').glob('.*'):
-        shutil.rmtree(left, ignore_errors=True)
+    events = open_own(self.folder/'events.jsonl', 'a+b')
+    for left in self.folder.glob('.*.json.*'):
+        if re.fullmatch(r'[.](config|results|control)[.]json([.][0-9a-f]+){1,2}', left.name):
+            left.unlink()
+    place = own_folder(self.folder, 'checkpoint')
+    for left in place.glob('.*'):
+        if re.fullmatch(r'([.][0-9a-f]+){1,3}', left.name):
+            _remove_checkpoint(left)
     self._lock, self.resumed = lock, resumed
-    self._file = open(self.folder/'events.jsonl', 'a+b', buffering=0)
+    self._file = events
     self._file.seek(0)
     last = b'\n'
     while chunk := self._file.read(1 << 24):
@@ -486,15 +515,35 @@ def optimizer_tensors(optimizer:'torch.optim.Optimizer', net:'nn.Module') -> 'di
     return found
 
 # %% ../nbs/14_runs.ipynb #207a59dc
+def check_optimizer_tensors(
+    net:'nn.Module',
+    tensors:'dict[str, Tensor]',      # Of a checkpoint: those under `optimizer` are looked at
+):
+    "Refuse state that is not of the shape and type of its parameter: optimizers compute with it unchecked."
+    params = dict(net.named_parameters())
+    state = unpack('optimizer', tensors)
+    for key, value in state.items():
+        name, _, what = key.rpartition('.')
+        p = params[one_of('parameter in the state of an optimizer', name, params)]
+        if what.endswith(':number') or what == 'step':       # Adam counts steps in a tensor
+            fits = value.numel() == 1
+        else:
+            fits = value.shape == p.shape and value.dtype == p.dtype
+        if not fits:
+            raise InputError(f'{what} of {name} in the state of the optimizer is {value.dtype} of shape '
+                             f'{tuple(value.shape)}; its parameter is {p.dtype} of shape {tuple(p.shape)}.')
+    check_finite(state, 'state of the optimizer')
+
 def load_optimizer_tensors(optimizer:'torch.optim.Optimizer', net:'nn.Module', tensors:'dict[str, Tensor]'):
     "Give an optimizer the state that `optimizer_tensors` took, by name; other state is forgotten."
     import torch
+    check_optimizer_tensors(net, tensors)
     params = dict(net.named_parameters())
     for p in params.values():
         optimizer.state.pop(p, None)
     for key, value in unpack('optimizer', tensors).items():
         name, what = key.rsplit('.', 1)
-        p = params[one_of('parameter in the state of an optimizer', name, params)]
+        p = params[name]
         if what.endswith(':number'):
             what, value = what.removesuffix(':number'), value.item()
         elif value.shape == p.shape:
@@ -506,7 +555,7 @@ def load_optimizer_tensors(optimizer:'torch.optim.Optimizer', net:'nn.Module', t
 # %% ../nbs/14_runs.ipynb #a932cfc8
 def _write_synced(path:Path, content:bytes):
     "Write a file and wait until it is on the disk."
-    with open(path, 'wb') as f:
+    with open(path, 'xb') as f:
         f.write(content)
         f.flush()
         os.fsync(f.fileno())
@@ -528,15 +577,27 @@ class CheckpointFolder(NamedTuple):
     repetition:int      # 0, or how often the step was saved before
     path:Path
 
+def _sealed(
+    digest,         # SHA-256 of the tensors' file so far
+    meta:dict,      # As JSON gives it back
+) -> str:
+    "The checksum of a checkpoint: of its tensors, then of what its `meta.json` says."
+    digest.update(json.dumps(meta).encode())
+    return digest.hexdigest()
+
 def checkpoints(folder) -> list[CheckpointFolder]:
     "The checkpoints of a run, newest first."
-    place, found = Path(folder)/'checkpoint', []
+    place = own_folder(folder, 'checkpoint')
+    found = []
     try:
         names = os.listdir(place)
-    except OSError:
+    except FileNotFoundError:
         return []
+    except OSError as e:                        # not "none": a run would begin again, and remove those that are there
+        raise RunError(f'The checkpoints in {place} cannot be listed: {e.strerror or e}. Try again.') from None
     for name in names:
-        if m := re.fullmatch(r'(\d{9,18})(?:[.](\d{1,9}))?', name):
+        m = re.fullmatch(r'(\d{9,18})(?:[.](\d{1,9}))?', name)
+        if m and not (place/name).is_symlink():
             found.append(CheckpointFolder(int(m[1]), int(m[2] or 0), place/name))
     return sorted(found, reverse=True)
 
@@ -552,9 +613,11 @@ def save(
     self._check_writer()
     check_value('step', step, Whole)
     meta = {**plain(meta or {}), 'step': int(step), 'n_lines': self._n_lines}
-    contents = {'tensors.safetensors': tensor_bytes(tensors), 'meta.json': json.dumps(meta).encode()}
-    place = self.folder/'checkpoint'
-    half = place/f'.{step}.{os.getpid()}'
+    content = tensor_bytes(tensors)
+    meta['sha256'] = _sealed(hashlib.sha256(content), meta)
+    contents = {'tensors.safetensors': content, 'meta.json': json.dumps(meta).encode()}
+    place = own_folder(self.folder, 'checkpoint')
+    half = place/f'.{step}.{os.getpid()}.{secrets.token_hex(4)}'
     before = [c.repetition for c in checkpoints(self.folder) if c.step == step]
     name = f'{step:09d}.{max(before) + 1}' if before else f'{step:09d}'
     with os_errors_as(f'The checkpoint of step {step} cannot be written to {place}; the one before is kept'):
@@ -568,7 +631,7 @@ def save(
             os.rename(half, place/name)
             _sync_folder(place)
         except BaseException:
-            shutil.rmtree(half, ignore_errors=True)
+            _remove_checkpoint(half)
             raise
     self._prune(step)
 
@@ -576,11 +639,15 @@ def save(
 @patch
 def _prune(self:Run, step:int):
     "Remove all checkpoints but the newest of this step and of the step before; later ones were of a lost future."
+    try:
+        there = checkpoints(self.folder)
+    except RunError:
+        return                                # the next time
     newest = {}
-    for found in checkpoints(self.folder):
+    for found in there:
         newest.setdefault(found.step, found.path)
     keep = [path for s, path in newest.items() if s <= step][:2]
-    for found in checkpoints(self.folder):
+    for found in there:
         if found.path in keep:
             continue
         gone = found.path.with_name(f'.{found.path.name}')
@@ -588,7 +655,7 @@ def _prune(self:Run, step:int):
             found.path.rename(gone)
         except OSError:
             continue
-        shutil.rmtree(gone, ignore_errors=True)
+        _remove_checkpoint(gone)
 
 # %% ../nbs/14_runs.ipynb #5662b146
 class Checkpoint(NamedTuple):
@@ -604,22 +671,38 @@ def read_checkpoint(
     "One checkpoint."
     from safetensors import safe_open
     meta = json.loads((path/'meta.json').read_bytes())
+    checksum = meta.pop('sha256', None)                # older versions wrote none
+    with open(path/'tensors.safetensors', 'rb') as f:
+        digest = hashlib.file_digest(f, 'sha256')
+    if checksum is not None and checksum != _sealed(digest, meta):
+        raise InputError('its checksum is another, it was damaged or changed')
     with safe_open(path/'tensors.safetensors', 'pt') as f:
         tensors = {k: f.get_tensor(k).clone() for k in f.keys() if k.startswith(prefix)}
     return Checkpoint(check_value('step', meta['step'], Whole), tensors, meta)
 
 # %% ../nbs/14_runs.ipynb #4f828e0a
 @patch
-def _newest(self:Run, *prefixes:str):      # Checkpoint or None, and sentences about those that are damaged
+def _newest(
+    self:Run,
+    *prefixes:str,                         # Read only tensors whose names begin so; none = all
+    check:Callable|None=None,              # Raises an `InputError` for a checkpoint that cannot be used
+):                                         # Checkpoint or None, and sentences about those that are damaged
     "The newest checkpoint that can be read."
     from safetensors import SafetensorError
     for _ in range(3):                     # the writer may remove one while we read it
         problems = []
         for found in checkpoints(self.folder):
             try:
-                return read_checkpoint(found.path, prefixes or ''), problems
-            except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as e:
+                checkpoint = read_checkpoint(found.path, prefixes or '')
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as e:
                 problems.append(f'Checkpoint {found.path.name} cannot be read ({type(e).__name__}: {e}).')
+                continue
+            try:
+                if check is not None:
+                    check(checkpoint)
+                return checkpoint, problems
+            except InputError as e:
+                problems.append(f'Checkpoint {found.path.name} cannot be used: {str(e).rstrip(".")}.')
         if not problems:
             return None, []
     raise RunError(f'No checkpoint of {self.folder} can be read. {" ".join(problems)} Delete the folder checkpoint '
@@ -643,10 +726,11 @@ def load(self:Run) -> Checkpoint|None:
 @patch
 def resume(
     self:Run,
+    check:Callable|None=None,  # Raises an `InputError` for a checkpoint that cannot be used
     **fields,                  # More of the event, e.g. how many workers go on
 ) -> Checkpoint|None:          # None: from the start
     "Go on from the newest checkpoint: what was logged after it no longer counts."
-    found, problems = self._newest()
+    found, problems = self._newest(check=check)
     step, line = (found.step, found.meta.get('n_lines')) if found else (0, 0)
     if type(line) is not int or not 0 <= line <= self._n_lines:
         line = self._n_lines
@@ -736,7 +820,7 @@ def results(self:Run) -> dict|None:
     return read_json(path, name=f'results.json of {self.folder}') if path.exists() else None
 
 # %% ../nbs/14_runs.ipynb #752995a1
-def _alive_space(about:dict, tensors:dict) -> 'SearchSpace':
+def alive_space(about:dict, tensors:dict) -> 'SearchSpace':
     "The space of a config, without the ops that a checkpoint says were dropped."
     import torch
     from greedynasv2.spaces import SearchSpace
@@ -754,7 +838,7 @@ def _alive_space(about:dict, tensors:dict) -> 'SearchSpace':
 def _part(self:Run, name:str):      # space, tensors under `name`, meta
     "The space and one part of the newest checkpoint."
     _, tensors, meta = self._newest('space.alive', f'{name}.')[0] or Checkpoint(0, {}, {})
-    return _alive_space(self.about, tensors), unpack(name, tensors), meta
+    return alive_space(self.about, tensors), unpack(name, tensors), meta
 
 @patch(as_prop=True)
 def space(self:Run) -> 'SearchSpace':
@@ -765,10 +849,10 @@ def space(self:Run) -> 'SearchSpace':
 def _fill(module:'nn.Module', state:dict, what:str):
     "`module` with the weights of a checkpoint, in evaluation mode."
     try:
-        module.load_state_dict(state)
-    except RuntimeError as e:
-        why = str(e).splitlines()[-1].strip()
-        raise InputError(f'The {what} in the checkpoint does not fit its space: {why}') from None
+        check_tensors(state, module.state_dict(), what)
+    except InputError as e:
+        raise InputError(f'The {what} in the checkpoint does not fit its space: {e}') from None
+    module.load_state_dict(state)
     return module.eval()
 
 @patch(as_prop=True)
@@ -785,6 +869,7 @@ def net(self:Run) -> 'SuperNet|None':
 @patch(as_prop=True)
 def filter(self:Run) -> 'Filter|None':
     "The path filter of the newest checkpoint, on the CPU; None when there is none."
+    import greedynasv2.filters      # noqa: F401 (its kinds register themselves)
     from greedynasv2.vpu import filter_of
     space, state, meta = self._part('filter')
     about = meta.get('filter')
@@ -793,9 +878,8 @@ def filter(self:Run) -> 'Filter|None':
     with seeded(0, 'filter of a run'):
         try:
             return filter_of(space, about, state)
-        except RuntimeError as e:
-            why = str(e).splitlines()[-1].strip()
-            raise InputError(f'The filter in the checkpoint does not fit its space: {why}') from None
+        except InputError as e:
+            raise InputError(f'The filter in the checkpoint does not fit its space: {e}') from None
 
 # %% ../nbs/14_runs.ipynb #07d93ade
 @patch
@@ -818,12 +902,14 @@ def space_at(self:Run, round:float=math.inf) -> 'SearchSpace':
 def keep_filter(self:Run, round:int, filt:'Filter'):
     "Keep the filter as it is after `round`."
     with os_errors_as(f'The filter of round {round} cannot be written to {self.folder}'):
-        (self.folder/'filters').mkdir(exist_ok=True)
-        filt.save(self.folder/'filters'/f'{round:03d}.safetensors')
+        place = own_folder(self.folder, 'filters')
+        place.mkdir(exist_ok=True)
+        filt.save(place/f'{round:03d}.safetensors')
 
 @patch
 def filter_at(self:Run, round:int) -> 'Filter':
     "The filter that was used after `round`, with the ops that were left then."
+    import greedynasv2.filters      # noqa: F401
     from greedynasv2.vpu import load_filter
     return load_filter(self.folder/'filters'/f'{round:03d}.safetensors', self.space_at(round))
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .blocks import build, common_weights
-from .core import Count, InputError, Scores, Share, check_value, write_atomic
+from .core import Count, InputError, Scores, Share, check_tensors, check_value, write_atomic
 from .spaces import SearchSpace, read_arch, write_arch
 
 # %% ../nbs/06_supernet.ipynb #94579493
@@ -152,7 +152,9 @@ def save_network(
     if shapes != expected:
         compact = space.decode(path, compact=True)
         raise InputError(f'The model is not the network {compact} of {space.name}: its weights differ.')
-    write_atomic(folder/'weights.safetensors', save(weights))
+    content = save(weights)
+    write_atomic(folder/'weights.safetensors', content)
+    facts['sha256'] = hashlib.sha256(content).hexdigest()      # of the weights
     write_arch(folder/'arch.json', space, path, **facts)
 
 # %% ../nbs/06_supernet.ipynb #b88db408
@@ -163,7 +165,13 @@ def load_network(folder) -> nn.Sequential:
     file = Path(folder)/'weights.safetensors'
     model = build_network(arch.space, arch.path)
     try:
-        model.load_state_dict(load(file.read_bytes()))
+        content = file.read_bytes()
+        checksum = hashlib.sha256(content).hexdigest()
+        if arch.facts.get('sha256', checksum) != checksum:      # older versions wrote none
+            raise InputError('its checksum is another: it was damaged or changed')
+        weights = load(content)
+        check_tensors(weights, model.state_dict(), 'network')
+        model.load_state_dict(weights)
     except Exception as e:                   # damaged, foreign or missing: each has an error of its own
         reason = str(e).splitlines()[0]
         raise InputError(f'{file} does not hold the weights of {folder}/arch.json ({reason}).') from None

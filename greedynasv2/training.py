@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['ABSENT', 'RECIPES', 'SHORT_MOBILE', 'SPACE_OVERRIDES', 'SHARING', 'Trainer', 'WeightConfig', 'TrainConfig',
            'read_config', 'scaled_schedule', 'recipe_of', 'choose_recipe', 'make_config', 'SupernetTask', 'load_task',
-           'run_folder', 'one_set', 'SupernetTrainer', 'warmed_up', 'as_recorded', 'train_worker', 'train_supernet']
+           'run_folder', 'one_set', 'SupernetTrainer', 'check_weights', 'warmed_up', 'as_recorded', 'train_worker',
+           'train_supernet']
 
 # %% ../nbs/17_training.ipynb #ef61b0dc
 import dataclasses
@@ -20,11 +21,31 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 
 from .algorithm import METHODS, Algorithm1, RoundConfig, is_round, parts_of
-from .core import Amount, Count, InputError, Registry, Share, Whole, config, one_of, project_dir, seeded
+from greedynasv2.core import (
+    Amount,
+    Count,
+    InputError,
+    Registry,
+    Share,
+    Whole,
+    check_tensors,
+    config,
+    one_of,
+    project_dir,
+    seeded,
+)
 from .data import Data, load_data
 from .loop import ASKED, Loop, LoopConfig, StepRecord, cosine_lr, ended_run, run_in_workers, run_parameters
 from .merger import read_vetoes
-from .runs import Run, load_optimizer_tensors, optimizer_tensors, pack, unpack
+from greedynasv2.runs import (
+    Run,
+    alive_space,
+    check_optimizer_tensors,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    pack,
+    unpack,
+)
 from .sampler import SAMPLERS
 from .spaces import ALIASES, SPACES, SearchSpace, get_space, register_space
 from .supernet import SuperNet, SupernetEvaluator, batch_norms, step_path
@@ -237,6 +258,21 @@ def state(self:SupernetTrainer) -> tuple[dict, dict]:
         tensors |= pack(name, state)
     return tensors, numbers
 
+def check_weights(net:SuperNet, tensors:dict):
+    "Refuse a checkpoint whose weights or optimizer state are not those of `net`, or not finite."
+    check_tensors(unpack('net', tensors), net.state_dict(), 'net')
+    check_optimizer_tensors(net, tensors)
+
+@patch
+def check_checkpoint(self:SupernetTrainer, checkpoint):
+    "Refuse a checkpoint of another net before anything is built from it."
+    if 'space.alive' not in checkpoint.tensors:
+        raise InputError('It lacks space.alive, which ops are left.')
+    space = alive_space(self.run.about, checkpoint.tensors)
+    with torch.device('meta'):      # shapes alone: no weights are made
+        net = SHARING[parts_of(self.cfg).sharing](self.cfg.replace(aligned=False), space)
+    check_weights(net, checkpoint.tensors)
+
 # %% ../nbs/17_training.ipynb #c0ab729f
 @patch
 def load_state(self:SupernetTrainer, tensors:dict, meta:dict):
@@ -283,7 +319,16 @@ def start_fresh(self:SupernetTrainer):
     if not self.cfg.warm_from:
         return
     self.step = self.cfg.warmup_epochs * self.steps_per_epoch
-    tensors = on_rank0(lambda: warmed_up(self.cfg, self.step))
+
+    def taken():
+        tensors = warmed_up(self.cfg, self.step)
+        try:
+            check_weights(self.net, tensors)
+        except InputError as e:
+            raise InputError(f'The checkpoint of {self.cfg.warm_from} cannot be used: {e}') from None
+        return tensors
+
+    tensors = on_rank0(taken)
     self.net.load_state_dict(unpack('net', tensors))
     load_optimizer_tensors(self.optimizer, self.net, tensors)
     self.algorithm.uniform.load_state_dict(unpack('uniform', tensors))

@@ -8,6 +8,8 @@ __all__ = ['FILTERS', 'PRIOR_LOSSES', 'confidence', 'Labels', 'Filter', 'filter_
            'cross_validate', 'train_filter', 'judge', 'UPUFilter', 'NNPUFilter', 'PNFilter', 'load_filter']
 
 # %% ../nbs/08_vpu.ipynb #5ad0b513
+import hashlib
+import json
 import math
 import warnings
 from collections.abc import Callable
@@ -26,6 +28,7 @@ from greedynasv2.core import (
     Registry,
     Share,
     Whole,
+    check_tensors,
     config,
     progress,
     seeded,
@@ -143,10 +146,16 @@ def filter_of(
     state:dict,            # Its tensors
 ) -> Filter:
     "The filter that was saved as `about` and `state`."
-    filt = FILTERS[about.get('kind') or 'vpu'].from_about(space, about)
-    filt.load_state_dict(state)
-    filt.rounds = int(about.get('rounds', 0))
+    kind = FILTERS[about.get('kind') or 'vpu']
+    try:
+        filt = kind.from_about(space, about)
+        filt.rounds = int(about.get('rounds', 0))
+    except (KeyError, TypeError, ValueError, RuntimeError) as e:
+        raise InputError(f'What is said about the filter cannot be used ({type(e).__name__}: {e}).') from None
     filt.reason = about.get('verdict', '')
+    if isinstance(filt, nn.Module):
+        check_tensors(state, filt.state_dict(), 'filter', finite=not filt.reason)      # a rejected one may hold anything
+    filt.load_state_dict(state)
     return filt
 
 # %% ../nbs/08_vpu.ipynb #00996d77
@@ -692,12 +701,26 @@ def _of_space(space:SearchSpace) -> str:
     ops = ', '.join(op.name for op in space.ops)
     return f'{space.name} ({space.n_layers} layers of {ops})'
 
+def _checksum(
+    state:dict,      # Tensor by name
+    about:dict,      # Text by name
+) -> str:
+    "SHA-256 of what a filter's file says."
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name in sorted(state):
+        value = state[name].detach().cpu().contiguous()
+        digest.update(f'{name} {value.dtype} {tuple(value.shape)}'.encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
 @patch
 def save(self:Filter, path):
     "Write what was learned, and `about` it, to one safetensors file."
     from safetensors.torch import save
+    state = self.state_dict()
     about = dict(space=_of_space(self.space), **self.about())
-    write_atomic(path, save(self.state_dict(), {k: str(v) for k, v in about.items()}))
+    about = {k: str(v) for k, v in about.items()}
+    write_atomic(path, save(state, {**about, 'sha256': _checksum(state, about)}))
 
 def load_filter(path, space:SearchSpace) -> Filter:
     "The filter that `save` wrote, for the same space."
@@ -708,9 +731,15 @@ def load_filter(path, space:SearchSpace) -> Filter:
             state = {k: f.get_tensor(k) for k in f.keys()}
     except (OSError, SafetensorError) as e:
         raise InputError(f'{path} cannot be read as a filter ({e}).') from None
+    checksum = about.pop('sha256', None)                    # older versions wrote none
+    if checksum is not None and checksum != _checksum(state, about):
+        raise InputError(f'{path} cannot be read as a filter: its checksum is another, it was damaged or changed.')
     if about.get('space') != _of_space(space):
         raise InputError(f'{path} holds a filter of {about.get("space")}; asked for is one of {_of_space(space)}.')
-    return filter_of(space, about, state)
+    try:
+        return filter_of(space, about, state)
+    except InputError as e:
+        raise InputError(f'{path} cannot be read as a filter: {e}') from None
 
 @patch(cls_method=True)
 def load(cls:Filter, path, space:SearchSpace) -> Filter:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TABLES', 'SHARED', 'DRAW', 'LOOK', 'BADGES', 'KEYS', 'STYLE', 'PHRASES', 'FEED', 'FEED_KINDS', 'WARNING', 'WHY',
-           'THRESHOLDS', 'INITIAL', 'USE', 'VETO', 'NO_PAIR', 'STOP', 'TABLE_TEXT', 'TABLE_ROWS', 'TABLE', 'TABLE_LOOK',
-           'RUN', 'RunData', 'evaluations_file', 'evaluations_stamp', 'PlotlyJS', 'LiveFigure', 'cell_request',
+           'THRESHOLDS', 'INITIAL', 'USE', 'VETO', 'NO_PAIR', 'STOP', 'TABLE_PARTS', 'TABLE', 'TABLE_LOOK', 'RUN',
+           'RunData', 'evaluations_file', 'evaluations_stamp', 'PlotlyJS', 'LiveFigure', 'cell_request',
            'has_front_end', 'show_plain', 'as_time', 'status_text', 'kind_of', 'last_heard', 'kept_step',
            'read_results', 'best_found', 'last_written', 'about_run', 'loss_text', 'when_text', 'command_to_go_on',
            'go_on_html', 'status_html', 'event_text', 'asked_text', 'feed_html', 'Panel', 'no_round', 'plot_or',
@@ -1529,8 +1529,8 @@ class WatchMerges(Watch):
     "See what is merged and why, and ask what another threshold would do."
     kinds = MergesPanel,
 
-# %% ../nbs/22_widgets.ipynb #d7f3a922
-TABLE_TEXT = '''
+# %% ../nbs/22_widgets.ipynb #d7f3a920
+TABLE_PARTS = '''
 const COLUMNS = [['name', 'run'], ['kind', 'kind'], ['state', 'state'], ['step', 'step'], ['loss', 'loss'],
                  ['acc', 'accuracy (%)'], ['path', 'best path'], ['written', 'last written']];
 const LARGE_FIRST = ['written', 'acc', 'step'];
@@ -1551,24 +1551,16 @@ function shown(row, column, now) {
   if (column === 'written') return ago(now - value);
   return String(value);
 }
-'''
-
-# %% ../nbs/22_widgets.ipynb #d7f3a923
-TABLE_ROWS = '''
-// Cells of the head; `sort` is called with the column that was clicked.
-function fillHead(head, sort) {
-  for (const [column, label] of COLUMNS) {
-    const cell = document.createElement('th'), button = document.createElement('button');
-    button.textContent = label;
-    button.title = `Sort by ${label}`;
-    button.onclick = () => sort(column);
-    cell.dataset.column = column;
-    cell.append(button);
-    head.append(cell);
-  }
+function headCell(column, label, sort) {
+  const cell = document.createElement('th'), button = document.createElement('button');
+  button.textContent = label;
+  button.title = `Sort by ${label}`;
+  button.onclick = () => sort(column);
+  cell.dataset.column = column;
+  cell.append(button);
+  return cell;
 }
-// An empty row; `open` is called when a person chooses it.
-function makeRow(open) {
+function runRow(open) {
   const row = document.createElement('tr');
   row.tabIndex = 0;
   row.title = 'Show this run';
@@ -1582,17 +1574,7 @@ function makeRow(open) {
   for (const [column] of COLUMNS) row.insertCell().dataset.column = column;
   return row;
 }
-function fillRow(drawn, row, chosen, now) {
-  drawn.setAttribute('aria-selected', row.name === chosen);
-  drawn.dataset.state = row.state;
-  for (const cell of drawn.cells) {
-    const text = shown(row, cell.dataset.column, now);
-    if (cell.textContent !== text) cell.textContent = text;
-    if (cell.dataset.column === 'path') cell.title = text;
-  }
-}
-// Rows in order of a column; what is not known comes last.
-function sorted(rows, by, down) {
+function inOrder(rows, by, down) {
   const none = v => v === null || v === undefined;
   return [...rows].sort((a, b) => {
     if (none(a[by]) || none(b[by])) return none(a[by]) - none(b[by]);
@@ -1601,8 +1583,8 @@ function sorted(rows, by, down) {
 }
 '''
 
-# %% ../nbs/22_widgets.ipynb #d7f3a921
-TABLE = TABLE_TEXT + TABLE_ROWS + '''
+# %% ../nbs/22_widgets.ipynb #d7f3a922
+TABLE = TABLE_PARTS + '''
 function render({ model, el }) {
   const table = document.createElement('table');
   const head = table.createTHead().insertRow(), body = table.createTBody();
@@ -1611,18 +1593,28 @@ function render({ model, el }) {
   el.classList.add('nas-runs');
   el.append(table);
   table.setAttribute('aria-label', 'runs');
-
-  function open(name) {
-    model.set('chosen', name);
-    model.save_changes();
+  function sort(column) {
+    down = by === column ? !down : LARGE_FIRST.includes(column);
+    by = column;
+    draw();
   }
   function line(name) {
-    if (!lines.has(name)) lines.set(name, makeRow(() => open(name)));
+    const open = () => { model.set('chosen', name); model.save_changes(); };
+    if (!lines.has(name)) lines.set(name, runRow(open));
     return lines.get(name);
   }
   function fill() {
     const now = Date.now() / 1000, chosen = model.get('chosen');
-    for (const row of model.get('rows')) fillRow(line(row.name), row, chosen, now);
+    for (const row of model.get('rows')) {
+      const drawn = line(row.name);
+      drawn.setAttribute('aria-selected', row.name === chosen);
+      drawn.dataset.state = row.state;
+      for (const cell of drawn.cells) {
+        const text = shown(row, cell.dataset.column, now);
+        if (cell.textContent !== text) cell.textContent = text;
+        if (cell.dataset.column === 'path') cell.title = text;
+      }
+    }
   }
   function draw() {
     const direction = down ? 'descending' : 'ascending';
@@ -1630,7 +1622,7 @@ function render({ model, el }) {
       cell.setAttribute('aria-sort', cell.dataset.column === by ? direction : 'none');
     }
     fill();
-    const order = sorted(model.get('rows'), by, down).map(row => line(row.name));
+    const order = inOrder(model.get('rows'), by, down).map(row => line(row.name));
     for (const [name, row] of lines) {
       if (order.includes(row)) continue;
       row.remove();
@@ -1638,13 +1630,7 @@ function render({ model, el }) {
     }
     order.forEach((row, i) => { if (body.rows[i] !== row) body.insertBefore(row, body.rows[i] ?? null); });
   }
-  function sort(column) {
-    down = by === column ? !down : LARGE_FIRST.includes(column);
-    by = column;
-    draw();
-  }
-
-  fillHead(head, sort);
+  for (const [column, label] of COLUMNS) head.append(headCell(column, label, sort));
   model.on('change:rows', draw);
   model.on('change:chosen', fill);
   const clock = setInterval(fill, 1000);
@@ -1658,7 +1644,7 @@ function render({ model, el }) {
 export default { render };
 '''
 
-# %% ../nbs/22_widgets.ipynb #d7f3a924
+# %% ../nbs/22_widgets.ipynb #d7f3a921
 TABLE_LOOK = '''
 .nas-runs {
   max-height: 232px;

@@ -1,10 +1,22 @@
 "Nobody gets in, no file of others is changed or deleted, and what is damaged is refused with a sentence."
+import errno
 import json
 import os
+import random
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
+from greedynasv2.core import InputError, write_atomic
+from greedynasv2.runs import Run, RunError, checkpoints
+from greedynasv2.spaces import get_space
+from greedynasv2.supernet import build_network, load_network, save_network
+from greedynasv2.training import make_config, train_supernet
+from greedynasv2.vpu import PathFilter, load_filter
 from greedynasv2.workers import WorkerConfig, dist, launch
 
 HERE = Path(__file__).resolve().parent
@@ -59,3 +71,273 @@ def test_workers_of_one_machine_listen_on_loopback_only(tmp_path, monkeypatch):
     found = json.loads(out.read_text())
     loopback = '0100007F', '00000000000000000000000001000000', '0000000000000000FFFF00000100007F'
     assert found and set(found) <= set(loopback), found
+
+
+# -- damaged files
+
+SHORT = dict(space='toy', method='spos', epochs=4, image_size=16, n_train=64, batch_size=16, lr=.03, m=40, n_valid=60,
+             filter_dim=8, log_every=2, device='cpu', save_every=0., warmup_epochs=2)
+
+
+def short(folder, **changes):
+    return make_config('demo', **{**SHORT, 'run_dir': str(folder), **changes})
+
+
+def flipped(content, rng):
+    "`content` with one bit changed."
+    at = rng.randrange(len(content))
+    return content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)]) + content[at + 1:]
+
+
+def rewrite(path, change):
+    "Change the tensors of a checkpoint, and leave out its checksum, as versions did that wrote none."
+    tensors = load_file(path/'tensors.safetensors')
+    change(tensors)
+    save_file(tensors, path/'tensors.safetensors')
+    meta = json.loads((path/'meta.json').read_text())
+    meta.pop('sha256')
+    (path/'meta.json').write_text(json.dumps(meta))
+
+
+def other_momentum(tensors):
+    name = next(k for k in tensors if k.endswith('momentum_buffer'))
+    tensors[name] = torch.zeros(3)
+
+
+def whole_numbers(tensors):
+    name = next(k for k in tensors if k.startswith('net.head') and k.endswith('weight'))
+    tensors[name] = tensors[name].char()
+
+
+def not_a_number(tensors):
+    name = next(k for k in tensors if k.startswith('net.head') and k.endswith('weight'))
+    tensors[name] = torch.full_like(tensors[name], torch.nan)
+
+
+def one_missing(tensors):
+    del tensors[next(k for k in tensors if k.startswith('net.'))]
+
+
+def no_space(tensors):
+    del tensors['space.alive']
+
+
+DAMAGE = [other_momentum, whole_numbers, not_a_number, one_missing, no_space]
+
+
+@pytest.fixture(scope='module')
+def stopped(tmp_path_factory):
+    "A run that was stopped after two of four epochs."
+    run = train_supernet(short(tmp_path_factory.mktemp('stopped')/'run', stop_epoch=2), report=None)
+    assert run.status == 'stopped' and len(checkpoints(run.folder)) == 2
+    return run.folder
+
+
+def test_a_flipped_bit_falls_back_to_the_older_checkpoint(tmp_path):
+    "Wherever it is in the files: what is read is the newest checkpoint as it was saved, or the one before."
+    with Run.create(tmp_path, dict(seed=0), get_space('toy')) as run:
+        saved = {step: dict(w=torch.randn(20), n=torch.arange(step)) for step in (1, 2)}
+        for step, tensors in saved.items():
+            run.save(step, tensors, dict(loss=[.1, 1e-9], note='x'))
+    newest = checkpoints(tmp_path)[0].path
+    rng = random.Random(0)
+    for file in 'meta.json', 'tensors.safetensors':
+        whole = (newest/file).read_bytes()
+        for _ in range(150):
+            (newest/file).write_bytes(flipped(whole, rng))
+            found = Run.open(tmp_path).checkpoint()
+            assert {k: v.tolist() for k, v in found.tensors.items()} == {k: v.tolist() for k, v in saved[found.step].items()}
+            assert found.meta['loss'] == [.1, 1e-9] and found.meta['note'] == 'x'
+        (newest/file).write_bytes(whole)
+    assert Run.open(tmp_path).checkpoint().step == 2
+
+
+@pytest.mark.parametrize('damage', DAMAGE)
+def test_a_wrong_checkpoint_falls_back_to_the_older_one(tmp_path, stopped, damage):
+    "Also one without a checksum: the run goes on from the one before, and says why."
+    shutil.copytree(stopped, tmp_path/'run')
+    newest, older = checkpoints(tmp_path/'run')
+    rewrite(newest.path, damage)
+    run = train_supernet(short(tmp_path/'run'), report=None)
+    assert run.status == 'ended' and run.events('resume').step.tolist() == [older.step]
+    assert f'Checkpoint {newest.path.name} cannot be used' in run.events('warning').message.item()
+
+
+@pytest.mark.parametrize('damage', DAMAGE[:4])
+def test_a_wrong_checkpoint_is_no_warm_up(tmp_path, stopped, damage):
+    "A sentence, and not a crash of the optimizer."
+    shutil.copytree(stopped, tmp_path/'run')
+    for found in checkpoints(tmp_path/'run'):
+        rewrite(found.path, damage)
+    cfg = short(tmp_path/'next', warm_from=str(tmp_path/'run'), method='greedynas')
+    with pytest.raises(InputError, match='The checkpoint of .*run cannot be used'):
+        train_supernet(cfg, report=None)
+
+
+def test_a_damaged_network_is_refused(tmp_path):
+    "One flipped bit, whole numbers, NaN; a network without a checksum is still read."
+    space = get_space('toy')
+    path = space.encode('1111')
+    model = build_network(space, path)
+    save_network(tmp_path, model, space, path)
+    file = tmp_path/'weights.safetensors'
+    whole = file.read_bytes()
+    rng = random.Random(0)
+    for _ in range(20):
+        file.write_bytes(flipped(whole, rng))
+        with pytest.raises(InputError, match='does not hold the weights'):
+            load_network(tmp_path)
+    arch = json.loads((tmp_path/'arch.json').read_text())
+    del arch['sha256']
+    (tmp_path/'arch.json').write_text(json.dumps(arch))
+    file.write_bytes(whole)
+    load_network(tmp_path)
+    name = next(k for k, v in model.state_dict().items() if v.ndim == 4)
+    for bad in model.state_dict()[name].char(), torch.full_like(model.state_dict()[name], torch.inf):
+        save_file({**model.state_dict(), name: bad}, file)
+        with pytest.raises(InputError, match=f'does not hold the weights.*{name}'):
+            load_network(tmp_path)
+
+
+def test_a_damaged_filter_is_refused(tmp_path):
+    "One flipped bit, whole numbers, NaN, another size; a filter without a checksum is still read."
+    space = get_space('toy')
+    filt = PathFilter(space, dim=4)
+    file = tmp_path/'filter.safetensors'
+    filt.save(file)
+    paths = space.sample(9)
+    assert torch.equal(load_filter(file, space).prob(paths), filt.prob(paths))
+    whole = file.read_bytes()
+    rng = random.Random(0)
+    for _ in range(60):
+        file.write_bytes(flipped(whole, rng))
+        try:
+            found = load_filter(file, space)
+        except InputError:
+            continue
+        assert torch.equal(found.prob(paths), filt.prob(paths)) and found.rounds == filt.rounds      # its checksum's name
+    file.write_bytes(whole)
+    with safe_open(file, 'pt') as f:
+        about = f.metadata()
+    del about['sha256']
+    save_file(filt.state_dict(), file, about)
+    load_filter(file, space)
+    changes = [dict(common=filt.common.detach().char()), dict(common=torch.full_like(filt.common, torch.nan)),
+               dict(common=torch.zeros(1, 4)), dict(more=torch.zeros(1))]
+    for change in changes:
+        save_file({**filt.state_dict(), **change}, file, about)
+        with pytest.raises(InputError, match='cannot be read as a filter'):
+            load_filter(file, space)
+    for change in dict(dim='no'), dict(dim='-1'), dict(rounds='x'), dict(kind='none'):
+        save_file(filt.state_dict(), file, {**about, **change})
+        with pytest.raises(InputError, match='cannot be read as a filter'):
+            load_filter(file, space)
+
+
+# -- checkpoints that cannot be listed
+
+@pytest.mark.parametrize('code', [errno.ESTALE, errno.EIO, errno.EACCES])
+def test_a_failed_listing_is_an_error(tmp_path, monkeypatch, code):
+    "A run does not begin again because its checkpoints could not be listed once; none of them is removed."
+    with Run.create(tmp_path, dict(seed=0), get_space('toy')) as run:
+        for step in 1, 2:
+            run.save(step, dict(w=torch.ones(3)))
+    listdir = os.listdir
+
+    def failing(path='.'):
+        if str(path).endswith('checkpoint'):
+            raise OSError(code, os.strerror(code), str(path))
+        return listdir(path)
+
+    monkeypatch.setattr(os, 'listdir', failing)
+    with pytest.raises(RunError, match='cannot be listed'):
+        Run.open(tmp_path).checkpoint()
+    run = Run.create(tmp_path, dict(seed=0), get_space('toy'), resume=True)
+    with pytest.raises(RunError, match='cannot be listed'):
+        run.resume()
+    with pytest.raises(RunError, match='cannot be listed'):
+        run.save(3, dict(w=torch.ones(3)))
+    run.close()
+    monkeypatch.undo()
+    assert [c.step for c in checkpoints(tmp_path)] == [2, 1]
+    with Run.create(tmp_path, dict(seed=0), get_space('toy'), resume=True) as run:
+        assert run.resume().step == 2
+
+
+# -- links out of the folder
+
+def snapshot(folder):
+    "All files under `folder`, with their contents."
+    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob('*')) if f.is_file()}
+
+
+@pytest.mark.parametrize('name', ['lock', 'events.jsonl', 'checkpoint', 'filters', 'heartbeat', 'config.json',
+                                  'results.json', 'control.json'])
+@pytest.mark.parametrize('resume', [False, True])
+def test_links_are_not_followed(tmp_path, name, resume):
+    "A link in the place of anything that a run writes: what it leads to stays as it is."
+    others = tmp_path/'others'
+    (others/'folder'/'000000001').mkdir(parents=True)
+    (others/'folder'/'.000000002').mkdir()
+    for file in '000000001/meta.json', '000000001/tensors.safetensors', '.000000002/meta.json', '000.safetensors':
+        (others/'folder'/file).write_text('of others')
+    (others/'file').write_text('{}')
+    before = snapshot(others)
+    folder = tmp_path/'run'
+    folder.mkdir()
+    space = get_space('toy')
+    if resume:
+        with Run.create(folder, dict(seed=0), space) as run:
+            run.save(1, dict(w=torch.ones(3)))
+        for file in folder.glob(name):
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
+    (folder/name).symlink_to(others/('folder' if name in ('checkpoint', 'filters') else 'file'))
+    try:
+        with Run.create(folder, dict(seed=0), space, resume=resume) as run:
+            run.beat(0)
+            run.log('step', step=1)
+            for step in range(2, 6):
+                run.save(step, dict(w=torch.ones(3)))
+            run.keep_filter(0, PathFilter(space, dim=4))
+            run.finish('end', dict(steps=5))
+    except InputError as e:
+        assert str(e)
+    assert snapshot(others) == before
+
+
+def test_a_checkpoint_that_is_a_link_is_left_alone(tmp_path):
+    "It is neither read nor removed, nor is what others put into a checkpoint's folder."
+    others = tmp_path/'others'
+    with Run.create(tmp_path/'run', dict(seed=0), get_space('toy')) as run:
+        run.save(1, dict(w=torch.ones(3)))
+        shutil.copytree(tmp_path/'run/checkpoint/000000001', others)
+        before = snapshot(others)
+        (tmp_path/'run/checkpoint/000000007').symlink_to(others)
+        (tmp_path/'run/checkpoint/.000000008').symlink_to(others)
+        (tmp_path/'run/checkpoint/000000001/notes.txt').write_text('mine')
+        for step in 2, 3, 4:
+            run.save(step, dict(w=torch.ones(3)))
+    with Run.create(tmp_path/'run', dict(seed=0), get_space('toy'), resume=True) as run:
+        assert run.resume().step == 4
+    assert snapshot(others) == before
+    assert [f.read_text() for f in (tmp_path/'run/checkpoint').rglob('notes.txt')] == ['mine']
+
+
+def test_a_guessed_temporary_name_is_not_written_through(tmp_path):
+    "The name of a temporary file cannot be known before."
+    others = tmp_path/'others'
+    others.write_text('of others')
+    for guess in f'.file.{os.getpid()}', f'.file.{os.getpid()}.00000000':
+        (tmp_path/guess).symlink_to(others)
+    write_atomic(tmp_path/'file', 'new')
+    assert (tmp_path/'file').read_text() == 'new' and others.read_text() == 'of others'
+
+
+@pytest.mark.skipif(not hasattr(os, 'mkfifo'), reason='needs named pipes')
+def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path):
+    "Nobody waits for a reader that never comes."
+    for name in 'lock', 'events.jsonl':
+        (tmp_path/name).mkdir()
+        os.mkfifo(tmp_path/name/name)
+        with pytest.raises(InputError, match='run folder|config.json'):
+            Run.create(tmp_path/name, dict(seed=0), get_space('toy'))

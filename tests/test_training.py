@@ -1,13 +1,27 @@
 "Algorithm 1 does what it says, survives what may happen to it, and goes on exactly where it was."
-import json, random, signal, subprocess, time
+import json
+import random
+import signal
+import subprocess
+import time
 
 import pandas as pd
 import pytest
 import torch
 
+from conftest import start_run
+from greedynasv2.algorithm import (
+    Algorithm1,
+    Skill,
+    agreement,
+    check_share,
+    check_skill,
+    is_round,
+    may_stop,
+    parts_of,
+    simulate,
+)
 from greedynasv2.blocks import MBConv
-from greedynasv2.algorithm import (Algorithm1, Skill, agreement, check_share, check_skill, is_round, may_stop, parts_of,
-                                   simulate)
 from greedynasv2.core import InputError, Scores
 from greedynasv2.nasbench import macro_evaluator
 from greedynasv2.runs import Run, same_events, write_control
@@ -15,8 +29,6 @@ from greedynasv2.spaces import get_space
 from greedynasv2.supernet import batch_norms
 from greedynasv2.training import ABSENT, SupernetTrainer, TrainConfig, make_config, read_config, train_supernet
 from greedynasv2.vpu import FILTERS, FilterConfig, Labels
-
-from conftest import start_run
 
 TOY = dict(space='toy', epochs=6, warmup_epochs=2, round_every=1, q_epochs=4, q_end=.8, image_size=16, n_train=320,
            batch_size=16, lr=.03, m=190, n_valid=60, filter_dim=8, log_every=5, stop_rule='none')
@@ -41,11 +53,15 @@ def killed_until_done(cfg, n_kills, wait, rng):
     for attempt in range(n_kills + 1):
         process = start_run(cfg)
         if attempt < n_kills:
-            try: process.wait(rng.uniform(*wait))
-            except subprocess.TimeoutExpired: process.send_signal(signal.SIGKILL); kills += 1
+            try:
+                process.wait(rng.uniform(*wait))
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+                kills += 1
         stderr = process.communicate()[1]
         assert process.returncode in (0, -signal.SIGKILL), stderr
-        if process.returncode == 0: return kills
+        if process.returncode == 0:
+            return kills
     raise AssertionError('the last start was not left alone')
 
 
@@ -72,7 +88,8 @@ def test_every_method_is_one_parameter_away(tmp_path, method):
     paths = sum(steps.paths, [])
     if method == 'fairnas':
         assert all(sorted(p[layer] for p in paths[i:i + 4]) == list('0123') for i in range(0, len(paths), 4) for layer in range(4))
-    else: assert len(paths) == 18
+    else:
+        assert len(paths) == 18
 
 
 def test_interrupted_in_the_middle_of_an_epoch_it_goes_on_there(tmp_path, stop_at):
@@ -91,8 +108,10 @@ def test_a_loss_that_is_no_number_is_skipped_and_reported(tmp_path):
     trainer = SupernetTrainer(toy(tmp_path/'some', method='spos', epochs=1), report=None)
     criterion, before = trainer.criterion, {}
     def sometimes(logits, y):
-        if trainer.step == 6: before.update({k: v.clone() for k, v in trainer.net.named_parameters()})
-        if trainer.step == 8: assert all(torch.equal(v, before[k]) for k, v in trainer.net.named_parameters())
+        if trainer.step == 6:
+            before.update({k: v.clone() for k, v in trainer.net.named_parameters()})
+        if trainer.step == 8:
+            assert all(torch.equal(v, before[k]) for k, v in trainer.net.named_parameters())
         return criterion(logits, y) * (float('nan') if trainer.step in (6, 7) else 1)
     trainer.criterion = sometimes
     run = trainer.train()
@@ -103,7 +122,8 @@ def test_a_loss_that_is_no_number_is_skipped_and_reported(tmp_path):
     trainer = SupernetTrainer(toy(tmp_path/'all', method='spos', save_every=0.), report=None)
     criterion_, n = trainer.criterion, 12
     trainer.criterion = lambda logits, y: criterion_(logits, y) * (float('nan') if trainer.step >= n else 1)
-    with pytest.raises(InputError, match='consecutive losses were not finite'): trainer.train()
+    with pytest.raises(InputError, match='consecutive losses were not finite'):
+        trainer.train()
     run = Run.open(tmp_path/'all')
     assert run.status == 'stopped' and 'not finite' in run.status_text
     assert run.checkpoint()[0] == 10 and all(v.isfinite().all() for v in weights(run).values() if v.is_floating_point())
@@ -117,7 +137,8 @@ def test_control_is_obeyed_and_nonsense_ignored(tmp_path):
     step = trainer.train_step
     def ask(x, y):
         step(x, y)
-        if trainer.step in asked: write_control(cfg.run_dir, **asked[trainer.step])
+        if trainer.step in asked:
+            write_control(cfg.run_dir, **asked[trainer.step])
     trainer.train_step = ask
     run = trainer.train()
     control = run.events('control')
@@ -186,7 +207,7 @@ def test_merges_follow_the_plan():
 def test_a_degenerate_filter_is_reported_and_not_acted_on():
     "With scores that are pure noise nothing is merged, and training goes on with uniform paths."
     space, events, g = get_space('toy'), [], torch.Generator().manual_seed(0)
-    noise = lambda paths: Scores(torch.rand(len(paths), generator=g), torch.rand(len(paths), generator=g))
+    def noise(paths): return Scores(torch.rand(len(paths), generator=g), torch.rand(len(paths), generator=g))
     algorithm = Algorithm1(toy('', merge_threshold=0.), space, noise, log=lambda kind, **f: events.append(dict(kind=kind, **f)))
     facts = algorithm.round(2)
     algorithm.begin(2)
@@ -225,8 +246,10 @@ def test_bad_configs_are_answered_with_a_sentence(tmp_path):
     for changes, says in [(dict(q_start=.9, q_end=.5), 'q rises'), (dict(method='darts'), 'Allowed: greedynasv2'),
                           (dict(batch_size=100_000), 'training images'), (dict(space='mbs'), "Did you mean 'mbse'"),
                           (dict(data='/nowhere'), 'nowhere'), (dict(device='cuda:7'), 'CUDA')]:
-        if 'device' in changes and torch.cuda.is_available(): continue
-        with pytest.raises(InputError, match=says): train_supernet(toy(tmp_path/'run', **changes), report=None)
+        if 'device' in changes and torch.cuda.is_available():
+            continue
+        with pytest.raises(InputError, match=says):
+            train_supernet(toy(tmp_path/'run', **changes), report=None)
     assert not (tmp_path/'run').exists()
     assert [e for e in range(8) if is_round(toy('', method='spos'), e)] == []
 
@@ -346,7 +369,7 @@ def test_an_older_filter_that_stands_in_is_tightened_if_held_out_paths_agree():
     algorithm.filt.log_phi = lambda p: (p * torch.tensor([1., 1.3, 1.7, 2.1])).sum(1) - 100      # high sums are weak
     value = algorithm.filt.log_phi(paths)
     algorithm.filt.log_phi_max.fill_(value.median() + torch.tensor(2.).log())
-    kept = lambda: 1 - algorithm.filt.is_weak(paths).float().mean().item()
+    def kept(): return 1 - algorithm.filt.is_weak(paths).float().mean().item()
     rank = value.argsort().argsort().double() / len(value)              # the truth agrees
     def tighten(q, rank):
         labels = Labels(paths, rank, torch.ones(len(paths), dtype=torch.bool), paths[:0], paths, q, q)
@@ -366,7 +389,8 @@ def test_the_classifier_may_see_small_features_first(tmp_path):
     nets = [SupernetTrainer(toy(tmp_path/f'{scale}', head_scale=scale), None).net for scale in (1., .25)]
     assert [batch_norms(net.head)[-1].weight.unique().tolist() for net in nets] == [[1.], [.25]]
     assert all(torch.equal(a, b) for a, b in zip(nets[0].layers.parameters(), nets[1].layers.parameters()))
-    with pytest.raises(InputError, match='head_scale is 0.0; it must be above 0'): toy(tmp_path, head_scale=0.)
+    with pytest.raises(InputError, match='head_scale is 0.0; it must be above 0'):
+        toy(tmp_path, head_scale=0.)
 
 
 def test_aligned_residual_branches_start_at_zero(tmp_path):
@@ -399,7 +423,9 @@ def test_a_round_that_teaches_nothing_leaves_the_older_filter_tightened(monkeypa
     assert algorithm.filt.rounds == 1 and not algorithm.filt.verdict
     before = {k: v.clone() for k, v in algorithm.filt.state_dict().items()}
     monkeypatch.setattr('greedynasv2.algorithm.weak_prior', lambda cfg, epoch: .9)
-    def fails(filt, *args): filt.start(FilterConfig()); raise InputError('the loss became nan')
+    def fails(filt, *args):
+        filt.start(FilterConfig())
+        raise InputError('the loss became nan')
     monkeypatch.setattr('greedynasv2.vpu.train_filter', fails)
     facts = algorithm.round(3)
     after = algorithm.filt.state_dict()
@@ -415,7 +441,8 @@ def test_a_round_that_teaches_nothing_leaves_the_older_filter_tightened(monkeypa
     (dict(sampler='fair', filter='none', shrinker='none', warm_from='x'), 'no warm-up')])
 def test_parts_that_do_not_fit_are_refused(given, says):
     "By name or by combination, before any work starts."
-    with pytest.raises(InputError, match=says): toy('', **given)
+    with pytest.raises(InputError, match=says):
+        toy('', **given)
 
 
 def test_a_folder_without_newer_parameters_goes_on(tmp_path):
@@ -424,7 +451,8 @@ def test_a_folder_without_newer_parameters_goes_on(tmp_path):
     train_supernet(cfg.replace(stop_epoch=1), report=None)
     file = tmp_path/'old'/'config.json'
     about = json.loads(file.read_text())
-    for name in ABSENT: del about['parameters'][name]
+    for name in ABSENT:
+        del about['parameters'][name]
     file.write_text(json.dumps(about))
     with pytest.raises(InputError, match=r"sampler \('fair' given, '' there\)"):
         train_supernet(cfg.replace(sampler='fair'), report=None)
@@ -433,7 +461,8 @@ def test_a_folder_without_newer_parameters_goes_on(tmp_path):
     assert old.status == 'ended' and same_weights(weights(old), weights(whole))
     assert train_supernet(cfg, report=None).results == whole.results          # ended: returned as it is
     assert read_config(old).lr == cfg.lr and read_config(old).sampler == ''
-    with pytest.raises(InputError, match=r'lr \(0.5 given'): train_supernet(cfg.replace(lr=.5), report=None)
+    with pytest.raises(InputError, match=r'lr \(0.5 given'):
+        train_supernet(cfg.replace(lr=.5), report=None)
 
 
 def test_parts_by_name(tmp_path):
@@ -459,7 +488,8 @@ def test_a_filter_that_judges_itself_gets_all_paths():
         FILTERS['sure'] = Sure
         space, algorithm, events = rounds_of(2, filter='sure', shrinker='none', memory=2)
         assert events[events.kind == 'round'].skill.tolist() == [.8, .8]
-    finally: del FILTERS['sure']
+    finally:
+        del FILTERS['sure']
 
 
 def test_simulation_knows_no_weights_and_gives_alive_paths():
