@@ -76,7 +76,8 @@ sync: $(READY) ## clean the notebooks and write the library and the studies from
 	cd studies && ../$(BIN)/nbdev_clean && ../$(BIN)/nbdev_export
 
 clean: ## remove build products and caches; keeps .venv and runs/
-	rm -rf build dist *.egg-info _docs _proc .pytest_cache studies/build studies/*.egg-info studies/_docs studies/_proc
+	rm -rf build dist *.egg-info _docs _proc .pytest_cache studies/build studies/*.egg-info studies/_docs studies/_proc \
+	  .ruff_cache studies/.ruff_cache
 	find nbs greedynasv2 studies tests \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
 $(READY): settings.ini setup.py constraints.txt studies/settings.ini studies/setup.py

@@ -336,6 +336,7 @@ function render({ model, el }) {
 export default { render };
 '''
 
+# %% ../nbs/22_widgets.ipynb #a597f380
 LOOK = '''
 /* Text has the colour that the theme gives text, at once when the theme changes. Hover labels and fields of heat maps
    have backgrounds of their own. */

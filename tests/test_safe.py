@@ -146,7 +146,8 @@ def test_a_flipped_bit_falls_back_to_the_older_checkpoint(tmp_path):
         for _ in range(150):
             (newest/file).write_bytes(flipped(whole, rng))
             found = Run.open(tmp_path).checkpoint()
-            assert {k: v.tolist() for k, v in found.tensors.items()} == {k: v.tolist() for k, v in saved[found.step].items()}
+            expected = saved[found.step]
+            assert {k: v.tolist() for k, v in found.tensors.items()} == {k: v.tolist() for k, v in expected.items()}
             assert found.meta['loss'] == [.1, 1e-9] and found.meta['note'] == 'x'
         (newest/file).write_bytes(whole)
     assert Run.open(tmp_path).checkpoint().step == 2
@@ -215,7 +216,8 @@ def test_a_damaged_filter_is_refused(tmp_path):
             found = load_filter(file, space)
         except InputError:
             continue
-        assert torch.equal(found.prob(paths), filt.prob(paths)) and found.rounds == filt.rounds      # its checksum's name
+        # Its checksum's name
+        assert torch.equal(found.prob(paths), filt.prob(paths)) and found.rounds == filt.rounds
     file.write_bytes(whole)
     with safe_open(file, 'pt') as f:
         about = f.metadata()
