@@ -6,10 +6,10 @@
 __all__ = ['Count', 'Whole', 'Share', 'Amount', 'COLOURS', 'KERNEL_COLOURS', 'InputError', 'one_of', 'Bounds', 'check_value',
            'config', 'new_names', 'Registry', 'derive_seed', 'generator', 'set_seed', 'seeded', 'get_device',
            'is_tensor', 'as_array', 'check_finite', 'check_tensors', 'keep_memory', 'cache_dir', 'find_data',
-           'project_dir', 'open_own', 'write_atomic', 'read_json', 'Scores', 'progress']
+           'file_name', 'project_dir', 'open_own', 'write_atomic', 'read_json', 'Scores', 'progress']
 
 # %% ../nbs/00_core.ipynb #04287408
-import dataclasses, difflib, errno, hashlib, io, json, os, random, secrets, stat, sys, time, types, typing
+import dataclasses, difflib, errno, hashlib, io, json, os, random, re, secrets, stat, sys, time, types, typing
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -290,6 +290,10 @@ def find_data(*names:str) -> Path|None:
     return None
 
 # %% ../nbs/00_core.ipynb #d9ae2194
+def file_name(text:str) -> str:
+    "`text` as the name of a file or folder: a name from a file may hold slashes."
+    return re.sub(r'[^\w.-]', '_', text)
+
 def project_dir() -> Path:
     "The checkout around the working directory; outside of one, the working directory itself."
     for folder in [Path.cwd(), *Path.cwd().parents]:

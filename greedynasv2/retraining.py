@@ -30,6 +30,7 @@ from greedynasv2.core import (
     Whole,
     check_tensors,
     config,
+    file_name,
     one_of,
     project_dir,
     seeded,
@@ -226,7 +227,7 @@ def retrain_folder(cfg:RetrainConfig, arch:Arch) -> Path:
         return Path(cfg.run_dir).expanduser()
     space = arch.space.name + (f'_w{arch.space.width:g}' if arch.space.width != 1 else '')
     name = f'retrain-{space}-{arch.space.decode(arch.path, compact=True)}-{cfg.seed}'
-    return project_dir()/'runs'/re.sub(r'[^\w.-]', '_', name)
+    return project_dir()/'runs'/file_name(name)
 
 # %% ../nbs/19_retraining.ipynb #51cb941c
 class Retrainer(Loop):

@@ -20,7 +20,7 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 
 from .algorithm import METHODS, Algorithm1, RoundConfig, is_round, parts_of
-from .core import Amount, Count, InputError, Registry, Share, Whole, check_tensors, config, one_of, project_dir, seeded
+from .core import Amount, Count, InputError, Registry, Share, Whole, check_tensors, config, file_name, one_of, project_dir, seeded
 from .data import Data, load_data
 from .loop import ASKED, Loop, LoopConfig, StepRecord, cosine_lr, ended_run, run_in_workers, run_parameters
 from .merger import read_vetoes
@@ -147,7 +147,7 @@ def run_folder(cfg:TrainConfig) -> Path:
     if cfg.run_dir:
         return Path(cfg.run_dir).expanduser()
     parts = [part for part in (cfg.sampler, cfg.filter, cfg.shrinker) if part]
-    return project_dir()/'runs'/'-'.join([cfg.space, cfg.method, *parts, str(cfg.seed)])
+    return project_dir()/'runs'/file_name('-'.join([cfg.space, cfg.method, *parts, str(cfg.seed)]))
 
 # %% ../nbs/17_training.ipynb #c67edc63
 SHARING = Registry('way of sharing weights')

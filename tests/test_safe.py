@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from greedynasv2.core import InputError, write_atomic
 from greedynasv2.runs import Run, RunError, checkpoints
-from greedynasv2.spaces import get_space
+from greedynasv2.spaces import Arch, SearchSpace, get_space
 from greedynasv2.supernet import build_network, load_network, save_network
 from greedynasv2.training import make_config, train_supernet
 from greedynasv2.vpu import PathFilter, load_filter
@@ -341,3 +341,53 @@ def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path):
         os.mkfifo(tmp_path/name/name)
         with pytest.raises(InputError, match='run folder|config.json'):
             Run.create(tmp_path/name, dict(seed=0), get_space('toy'))
+
+
+# -- files of others
+
+@pytest.mark.parametrize('name', ['events.jsonl', 'checkpoint/000000009/meta.json', 'filters/000.safetensors',
+                                  'results.json', 'heartbeat'])
+def test_a_new_run_does_not_take_over_files_of_others(tmp_path, name):
+    "Nor goes on from a checkpoint that was left without its config."
+    file = tmp_path/name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text('of others')
+    before = snapshot(tmp_path)
+    with pytest.raises(InputError, match=f'holds {Path(name).parts[0].split(".")[0]} but no config.json'):
+        Run.create(tmp_path, dict(seed=0), get_space('toy'), resume=True)
+    with pytest.raises(InputError, match='but no config.json'):
+        train_supernet(short(tmp_path), report=None)
+    assert snapshot(tmp_path) == before
+
+
+def test_no_run_in_the_root_or_home_folder(tmp_path, monkeypatch):
+    "What is asked for by mistake is refused before anything is written."
+    monkeypatch.setenv('HOME', str(tmp_path))
+    before = sorted(Path('/').iterdir())
+    for folder in '/', '/usr/..', tmp_path:
+        with pytest.raises(InputError, match='is no place for a run'):
+            Run.create(folder, dict(seed=0), get_space('toy'))
+    assert sorted(Path('/').iterdir()) == before and not list(tmp_path.iterdir())
+
+
+def test_a_start_that_failed_leaves_room_for_the_next(tmp_path):
+    "As long as nothing happened in it, a run may be given another config; afterwards not."
+    space = get_space('toy')
+    Run.create(tmp_path, dict(seed=0), space).close()
+    with Run.create(tmp_path, dict(seed=1), space) as run:
+        assert not run.resumed and Run.open(tmp_path).config == dict(seed=1)
+        run.log('start')
+    with pytest.raises(InputError, match='another config: seed'):
+        Run.create(tmp_path, dict(seed=2), space)
+
+
+def test_a_name_from_a_file_leads_nowhere_else(tmp_path, monkeypatch):
+    "A space called ../../elsewhere has its runs under runs/ like any other."
+    from greedynasv2.detection import Backbone, DetectionConfig, detection_folder
+    from greedynasv2.retraining import RetrainConfig, retrain_folder
+    monkeypatch.chdir(tmp_path)
+    spec = json.loads(get_space('toy').to_json()) | dict(name='../../elsewhere')
+    space = SearchSpace.from_spec(spec)
+    arch = Arch(space, space.encode('1111'), {})
+    folders = [detection_folder(DetectionConfig(), Backbone(arch, None, 'none', '')), retrain_folder(RetrainConfig(), arch)]
+    assert [folder.resolve().parent for folder in folders] == [tmp_path/'runs'] * 2
