@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from greedynasv2.core import InputError, write_atomic
+from greedynasv2.core import InputError, check_finite, write_atomic
+from greedynasv2.retraining import retrain, retrain_config
 from greedynasv2.runs import Run, RunError, checkpoints
-from greedynasv2.spaces import Arch, SearchSpace, get_space
+from greedynasv2.spaces import Arch, SearchSpace, get_space, write_arch
 from greedynasv2.supernet import build_network, load_network, save_network
 from greedynasv2.training import make_config, train_supernet
 from greedynasv2.vpu import PathFilter, load_filter
@@ -391,3 +393,37 @@ def test_a_name_from_a_file_leads_nowhere_else(tmp_path, monkeypatch):
     arch = Arch(space, space.encode('1111'), {})
     folders = [detection_folder(DetectionConfig(), Backbone(arch, None, 'none', '')), retrain_folder(RetrainConfig(), arch)]
     assert [folder.resolve().parent for folder in folders] == [tmp_path/'runs'] * 2
+
+
+# -- values that are not finite
+
+@pytest.mark.parametrize('lr', [30., 1e4, 1e30])
+def test_checkpoints_are_finite(tmp_path, lr):
+    "At any learning rate: a run ends or stops, and what it has saved can be gone on from."
+    try:
+        run = train_supernet(short(tmp_path/'run', lr=lr, clip=0.), report=None)
+    except InputError as e:
+        run = Run.open(tmp_path/'run')
+        assert run.status == 'stopped' and 'not finite' in str(e) and 'in another run_dir' in str(e)
+        there = checkpoints(run.folder)
+        assert (f'checkpoint is kept, of step {there[0].step}' if there else 'there is no checkpoint') in str(e)
+    for found in checkpoints(run.folder):
+        tensors = load_file(found.path/'tensors.safetensors')
+        check_finite({k: v for k, v in tensors.items() if k.startswith(('net.', 'optimizer.'))}, 'checkpoint')
+    if lr == 1e30:
+        assert run.status == 'stopped'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('lr', [30., 1e30])
+def test_checkpoints_of_a_retraining_are_finite(tmp_path, lr):
+    "Neither the weights nor their average."
+    space = get_space('toy')
+    write_arch(tmp_path/'arch.json', space, space.encode('1111'))
+    cfg = retrain_config('demo', arch=str(tmp_path), run_dir=str(tmp_path/'run'), epochs=3, n_train=64, lr=lr, clip=0.,
+                         log_every=2, device='cpu', save_every=0.)
+    with suppress(InputError):
+        retrain(cfg, report=None)
+    assert checkpoints(tmp_path/'run')
+    for found in checkpoints(tmp_path/'run'):
+        check_finite(load_file(found.path/'tensors.safetensors'), 'checkpoint')
