@@ -131,6 +131,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'greedynasv2.core.progress': ('core.html#progress', 'greedynasv2/core.py'),
                                   'greedynasv2.core.project_dir': ('core.html#project_dir', 'greedynasv2/core.py'),
                                   'greedynasv2.core.read_json': ('core.html#read_json', 'greedynasv2/core.py'),
+                                  'greedynasv2.core.read_own': ('core.html#read_own', 'greedynasv2/core.py'),
                                   'greedynasv2.core.seeded': ('core.html#seeded', 'greedynasv2/core.py'),
                                   'greedynasv2.core.set_seed': ('core.html#set_seed', 'greedynasv2/core.py'),
                                   'greedynasv2.core.write_atomic': ('core.html#write_atomic', 'greedynasv2/core.py')},

@@ -116,6 +116,8 @@ def layout(
             else:
                 found.stem.append((block, layer))
             c, size = layer.c_out, layer.out_size
+        if len(found.layers) > 10_000:
+            raise InputError(f'Space {self.name!r} has more than 10,000 choice layers.')
     if not found.layers:
         raise InputError(f"Space {self.name!r} has no choice layer; a 'choice' row makes one.")
     return found
@@ -128,8 +130,8 @@ def _read_row(self:SpaceFacts, row) -> tuple:
     if not isinstance(row, (tuple, list)) or len(row) != 4:
         raise InputError(f"The {where} must have 4 entries: op name or 'choice', channels, repeat, stride.")
     block, *numbers = row
-    names = 'channels', 'repeat', 'stride'
-    numbers = [check_value(f'{name} in {where}', n, Count) for name, n in zip(names, numbers)]
+    kinds = dict(channels=Annotated[int, Bounds(1, 1_000_000)], repeat=Annotated[int, Bounds(1, 1000)], stride=Count)
+    numbers = [check_value(f'{name} in {where}', n, kind) for (name, kind), n in zip(kinds.items(), numbers)]
     return None if block == 'choice' else parse_op(block), *numbers
 
 # %% ../nbs/02_facts.ipynb #02fac706

@@ -21,7 +21,7 @@ from fastcore.basics import patch
 
 import greedynasv2
 from .core import (InputError, Share, Whole, check_finite, check_tensors, check_value, config, is_tensor,
-                              one_of, open_own, read_json, seeded, write_atomic)
+                              one_of, open_own, read_json, read_own, seeded, write_atomic)
 from .events import (CODES, EVENTS, LINE, NO_EVENTS, SPEED, WHERE, EventLog, RunError, alive_ops, event_line,    # noqa: F401
                                 gc_paused, kept_ranges, parse_lines, plain, same_events, thin, told)
 from .facts import SpaceFacts
@@ -133,7 +133,7 @@ def _parse_control(content:bytes) -> Control:
 def asked_of(folder) -> Control|None:
     "What `control.json` asks for, None if that cannot be said."
     try:
-        return _parse_control((Path(folder)/'control.json').read_bytes())
+        return _parse_control(read_own(Path(folder)/'control.json'))
     except (OSError, InputError):
         return None
 
@@ -773,8 +773,7 @@ def read_control(self:Run) -> Control|None:
         now = stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
         if now == seen:
             return None
-        with open(path, 'rb') as f:
-            content = f.read(1_000_001)
+        content = read_own(path, 1 << 24)
     except OSError:
         return None
     self._control = now, content
@@ -942,10 +941,13 @@ def _about_run(folder:Path) -> dict:
         return dict(name=folder.name, status='unreadable', why=str(e))
     status, why = run._look()
     step = (run._log.last('step') or {}).get('step')
-    made = run.about.get('created')
+    try:
+        made = pd.Timestamp(run.about.get('created'), unit='s').floor('s')
+    except (ValueError, TypeError, OverflowError):      # out of bounds is a ValueError
+        made = None
     return dict(name=folder.name, status=status, why=why, space=run.about['space'].get('name'),
                 method=run.config.get('method'),
-                started=pd.Timestamp(made, unit='s').floor('s') if isinstance(made, (int, float)) else None,
+                started=made,
                 last_step=step if isinstance(step, int) else None)
 
 def _last_touched(folder:Path) -> float:

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from greedynasv2.core import InputError, check_finite, write_atomic
 from greedynasv2.retraining import retrain, retrain_config
-from greedynasv2.runs import Run, RunError, checkpoints
+from greedynasv2.runs import Run, RunError, asked_of, checkpoints, list_runs
 from greedynasv2.spaces import Arch, SearchSpace, get_space, write_arch
 from greedynasv2.supernet import build_network, load_network, save_network
 from greedynasv2.training import make_config, train_supernet
@@ -427,3 +428,42 @@ def test_checkpoints_of_a_retraining_are_finite(tmp_path, lr):
     assert checkpoints(tmp_path/'run')
     for found in checkpoints(tmp_path/'run'):
         check_finite(load_file(found.path/'tensors.safetensors'), 'checkpoint')
+
+
+# -- strange folders under runs/
+
+@pytest.mark.skipif(not hasattr(os, 'mkfifo'), reason='needs named pipes')
+@pytest.mark.parametrize('strange', ['pipe', 'device', 'time', 'rows', 'nested'])
+def test_a_strange_folder_hides_no_other_run(tmp_path, strange):
+    "It is listed as what it is, at once."
+    with Run.create(tmp_path/'good', dict(seed=0), get_space('toy')) as run:
+        run.log('start')
+    bad = tmp_path/'bad'
+    shutil.copytree(tmp_path/'good', bad)
+    about = json.loads((bad/'config.json').read_text())
+    if strange == 'pipe':
+        for name in 'events.jsonl', 'control.json', 'results.json':
+            (bad/name).unlink(missing_ok=True)
+            os.mkfifo(bad/name)
+    elif strange == 'device':
+        for name in 'events.jsonl', 'heartbeat', 'config.json':
+            (bad/name).unlink(missing_ok=True)
+            (bad/name).symlink_to('/dev/zero')
+    elif strange == 'time':
+        (bad/'config.json').write_text(json.dumps({**about, 'created': 1e30}))
+    elif strange == 'rows':
+        for row in about['space']['rows']:
+            row[2] = 10**9
+        (bad/'config.json').write_text(json.dumps(about))
+    else:
+        (bad/'config.json').write_text('[' * 100_000)
+    began = time.monotonic()
+    assert set(list_runs(tmp_path).name) == {'good', 'bad'}
+    with suppress(InputError):
+        run = Run.open(bad)
+        asked_of(bad)
+        run.read_control()
+        run.events('step')
+        assert run.status and not run.results
+        run.facts_at()
+    assert time.monotonic() - began < 5
