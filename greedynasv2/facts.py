@@ -130,8 +130,10 @@ def _read_row(self:SpaceFacts, row) -> tuple:
     if not isinstance(row, (tuple, list)) or len(row) != 4:
         raise InputError(f"The {where} must have 4 entries: op name or 'choice', channels, repeat, stride.")
     block, *numbers = row
-    kinds = dict(channels=Annotated[int, Bounds(1, 1_000_000)], repeat=Annotated[int, Bounds(1, 1000)], stride=Count)
-    numbers = [check_value(f'{name} in {where}', n, kind) for (name, kind), n in zip(kinds.items(), numbers)]
+    names = 'channels', 'repeat', 'stride'
+    numbers = [check_value(f'{name} in {where}', n, Count) for name, n in zip(names, numbers)]
+    if numbers[0] > 1_000_000 or numbers[1] > 1000:
+        raise InputError(f'The {where} is too large: at most 1,000,000 channels and 1000 repetitions are allowed.')
     return None if block == 'choice' else parse_op(block), *numbers
 
 # %% ../nbs/02_facts.ipynb #02fac706

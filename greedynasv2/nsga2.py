@@ -39,6 +39,7 @@ from greedynasv2.core import (
     progress,
     write_atomic,
 )
+from .events import told
 from .runs import Run
 from .spaces import SearchSpace, write_arch
 from .supernet import SupernetEvaluator, fingerprint
@@ -305,7 +306,8 @@ class CachedEvaluator:
         if text and (not rows or rows[0] != about):
             raise InputError(f'{self.file} holds evaluations of something else: {text[:80]!r}; asked for: {about}.')
         self.known = {r['path']: (math.inf if r['loss'] is None else r['loss'], r['acc']) for r in rows[1:]}
-        write_atomic(self.file, ''.join(json.dumps(row) + '\n' for row in rows or [about]))
+        with told(f'Evaluations cannot be written to {self.file}'):
+            write_atomic(self.file, ''.join(json.dumps(row) + '\n' for row in rows or [about]))
 
 def _row(line:str) -> dict|None:
     "The row of a line, None if it is damaged."
@@ -336,7 +338,7 @@ def _add(self:CachedEvaluator, paths:Tensor, scores:Scores):
     for name, loss, acc in zip(names, scores.loss.tolist(), scores.acc.tolist(), strict=True):
         self.known[name] = loss, acc
         lines.append(json.dumps(dict(path=name, loss=loss if math.isfinite(loss) else None, acc=acc)) + '\n')
-    with open(self.file, 'a') as f:
+    with told(f'Evaluations cannot be written to {self.file}'), open(self.file, 'a') as f:
         f.writelines(lines)
         f.flush()
         os.fsync(f.fileno())
@@ -389,7 +391,8 @@ def write(self:SearchResult, file, **facts):
     "Write the best network to `arch.json`, with its scores."
     best = self.top(1).iloc[0]
     self.file = Path(file)
-    write_arch(file, self.space, self.best, scores=dict(loss=float(best.loss), acc=float(best.acc)), **facts)
+    with told(f'The network that was found cannot be written to {file}'):
+        write_arch(file, self.space, self.best, scores=dict(loss=float(best.loss), acc=float(best.acc)), **facts)
 
 @patch
 def compare(self:SearchResult, n:int=50, seed:int=0) -> pd.DataFrame:      # `score` in percent, `label`

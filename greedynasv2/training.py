@@ -19,7 +19,7 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor, nn
 
-from .algorithm import METHODS, Algorithm1, RoundConfig, is_round, parts_of
+from .algorithm import METHODS, Algorithm1, RoundConfig, has_rounds, is_round, parts_of
 from .core import Amount, Count, InputError, Registry, Share, Whole, check_tensors, config, file_name, one_of, project_dir, seeded
 from .data import Data, load_data
 from .loop import ASKED, Loop, LoopConfig, StepRecord, cosine_lr, ended_run, run_in_workers, run_parameters
@@ -286,8 +286,16 @@ def _same_start(there:dict, cfg:TrainConfig) -> bool:
     return sampler is not None and sampler.warms_up and method.sharing == parts_of(cfg).sharing
 
 @patch
+def _say_if_no_round(self:SupernetTrainer):
+    "Report a schedule that is too short for a round: it trains uniform paths and nothing else."
+    if has_rounds(self.cfg) and not any(is_round(self.cfg, epoch) for epoch in range(self.cfg.epochs)):
+        self.report(f'No round takes place in {self.cfg.epochs} epochs with warmup_epochs {self.cfg.warmup_epochs}: '
+                    f'{self.cfg.method} trains uniform paths here, as spos does.')
+
+@patch
 def start_fresh(self:SupernetTrainer):
     "Begin with what another run has learned in its warm-up, if one is given."
+    self._say_if_no_round()
     if not self.cfg.warm_from:
         return
     self.step = self.cfg.warmup_epochs * self.steps_per_epoch

@@ -7,20 +7,22 @@ import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from greedynasv2.core import InputError, check_finite, write_atomic
+from greedynasv2.core import InputError, Scores, check_finite, write_atomic
+from greedynasv2.nsga2 import CachedEvaluator
 from greedynasv2.retraining import retrain, retrain_config
 from greedynasv2.runs import Run, RunError, asked_of, checkpoints, list_runs
 from greedynasv2.spaces import Arch, SearchSpace, get_space, write_arch
 from greedynasv2.supernet import build_network, load_network, save_network
 from greedynasv2.training import make_config, train_supernet
 from greedynasv2.vpu import PathFilter, load_filter
-from greedynasv2.workers import WorkerConfig, dist, launch
+from greedynasv2.workers import WorkerConfig, dist, first_failure, launch
 
 HERE = Path(__file__).resolve().parent
 
@@ -467,3 +469,37 @@ def test_a_strange_folder_hides_no_other_run(tmp_path, strange):
         assert run.status and not run.results
         run.facts_at()
     assert time.monotonic() - began < 5
+
+
+# -- said plainly
+
+def test_a_schedule_without_a_round_is_reported(tmp_path):
+    "greedynasv2 of one epoch trains uniform paths, and says so; spos says nothing."
+    said = []
+    train_supernet(short(tmp_path/'run', method='greedynasv2', epochs=1, warmup_epochs=1), report=said.append)
+    assert any('No round takes place in 1 epochs' in line and 'as spos does' in line for line in said)
+    said = []
+    train_supernet(short(tmp_path/'spos', epochs=1), report=said.append)
+    assert not any('No round' in line for line in said)
+
+
+def test_the_worker_that_failed_first_is_named(tmp_path):
+    "The others lose their connections to it, and fail in the same second; one that was killed cannot say why."
+    failures = {rank: SimpleNamespace(local_rank=rank, pid=100 + rank, exitcode=1) for rank in (0, 1)}
+    error = SimpleNamespace(failures=failures, get_first_failure=lambda: (0, failures[0]))
+    (tmp_path/'error-0.json').write_text(json.dumps(dict(known=False, time=2.5, text='Connection reset by peer')))
+    (tmp_path/'error-1.json').write_text(json.dumps(dict(known=False, time=2.4, text='ZeroDivisionError')))
+    assert first_failure(tmp_path, error) == 'worker 1 (process 101) ended: ZeroDivisionError'
+    (tmp_path/'error-0.json').unlink()
+    assert first_failure(tmp_path, error) == 'worker 0 (process 100) ended: exit code 1'
+
+
+@pytest.mark.skipif(not Path('/dev/full').exists(), reason='needs a device that is always full')
+def test_a_full_disk_in_a_search_names_the_file(tmp_path):
+    "Which file it was, and that the disk is full."
+    space = get_space('toy')
+    evaluate = CachedEvaluator(lambda paths: Scores(torch.ones(len(paths)), torch.ones(len(paths))), space,
+                               tmp_path/'evaluations.jsonl', dict(run='x'))
+    evaluate.file = Path('/dev/full')
+    with pytest.raises(InputError, match='Evaluations cannot be written to /dev/full: the disk is full'):
+        evaluate(space.sample(3))
