@@ -56,6 +56,7 @@ from greedynasv2.core import (
     check_value,
     config,
     derive_seed,
+    file_name,
     generator,
     one_of,
     project_dir,
@@ -660,7 +661,7 @@ def detection_folder(cfg:DetectionConfig, backbone:Backbone) -> Path:
     arch = backbone.arch
     about = arch.space.to_json(), arch.path.tolist(), backbone.weights
     network = hashlib.blake2b(repr(about).encode(), digest_size=3).hexdigest()
-    return project_dir()/'runs'/f'{arch.space.name}-{cfg.detector}-{network}-{cfg.seed}'
+    return project_dir()/'runs'/file_name(f'{arch.space.name}-{cfg.detector}-{network}-{cfg.seed}')
 
 # %% ../nbs/20_detection.ipynb #945b4298
 class DetectionTrainer(Loop):

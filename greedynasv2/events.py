@@ -182,7 +182,7 @@ def _index(self:EventLog, chunk:bytes):
 @patch
 def _refresh(self:EventLog, chunk_size:int=1 << 24):
     "Index the complete lines that were added since the last time."
-    if not self.path.exists():
+    if not self.path.is_file():                  # nor a pipe or a device, which may never end
         return self._reset()
     with os_errors_as(f'{self.path} cannot be read'), open(self.path, 'rb') as f:
         now = os.fstat(f.fileno())
@@ -307,6 +307,8 @@ def last(
     n_bytes:int=1 << 20,       # How far to look back
 ) -> dict|None:
     "The newest event of one of these kinds near the end of the file, without reading the rest."
+    if not self.path.is_file():
+        return None
     try:
         with open(self.path, 'rb') as f:
             f.seek(max(0, os.fstat(f.fileno()).st_size - n_bytes))

@@ -119,6 +119,8 @@ def layout(
             else:
                 found.stem.append((block, layer))
             c, size = layer.c_out, layer.out_size
+        if len(found.layers) > 10_000:
+            raise InputError(f'Space {self.name!r} has more than 10,000 choice layers.')
     if not found.layers:
         raise InputError(f"Space {self.name!r} has no choice layer; a 'choice' row makes one.")
     return found
@@ -133,6 +135,8 @@ def _read_row(self:SpaceFacts, row) -> tuple:
     block, *numbers = row
     names = 'channels', 'repeat', 'stride'
     numbers = [check_value(f'{name} in {where}', n, Count) for name, n in zip(names, numbers, strict=True)]
+    if numbers[0] > 1_000_000 or numbers[1] > 1000:
+        raise InputError(f'The {where} is too large: at most 1,000,000 channels and 1000 repetitions are allowed.')
     return None if block == 'choice' else parse_op(block), *numbers
 
 # %% ../nbs/02_facts.ipynb #02fac706

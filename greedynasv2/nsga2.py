@@ -39,6 +39,7 @@ from greedynasv2.core import (
     progress,
     write_atomic,
 )
+from .events import os_errors_as
 from .runs import Run
 from .spaces import SearchSpace, write_arch
 from .supernet import SupernetEvaluator, fingerprint
@@ -307,7 +308,8 @@ class CachedEvaluator:
         if text and (not rows or rows[0] != about):
             raise InputError(f'{self.file} holds evaluations of something else: {text[:80]!r}; asked for: {about}.')
         self.known = {r['path']: (math.inf if r['loss'] is None else r['loss'], r['acc']) for r in rows[1:]}
-        write_atomic(self.file, ''.join(json.dumps(row) + '\n' for row in rows or [about]))
+        with os_errors_as(f'Evaluations cannot be written to {self.file}'):
+            write_atomic(self.file, ''.join(json.dumps(row) + '\n' for row in rows or [about]))
 
 # %% ../nbs/18_nsga2.ipynb #34b20422
 def _row(line:str) -> dict|None:
@@ -340,7 +342,7 @@ def _add(self:CachedEvaluator, paths:Tensor, scores:Scores):
     for name, loss, acc in zip(names, scores.loss.tolist(), scores.acc.tolist(), strict=True):
         self.known[name] = loss, acc
         lines.append(json.dumps(dict(path=name, loss=loss if math.isfinite(loss) else None, acc=acc)) + '\n')
-    with open(self.file, 'a') as f:
+    with os_errors_as(f'Evaluations cannot be written to {self.file}'), open(self.file, 'a') as f:
         f.writelines(lines)
         f.flush()
         os.fsync(f.fileno())
@@ -395,7 +397,8 @@ def write(self:SearchResult, file, **facts):
     "Write the best network to `arch.json`, with its scores."
     best = self.top(1).iloc[0]
     self.file = Path(file)
-    write_arch(file, self.space, self.best, scores=dict(loss=float(best.loss), acc=float(best.acc)), **facts)
+    with os_errors_as(f'The network that was found cannot be written to {file}'):
+        write_arch(file, self.space, self.best, scores=dict(loss=float(best.loss), acc=float(best.acc)), **facts)
 
 # %% ../nbs/18_nsga2.ipynb #ad4ad9d1
 @patch

@@ -30,12 +30,14 @@ from greedynasv2.core import (
     Whole,
     check_tensors,
     config,
+    file_name,
     one_of,
     project_dir,
     seeded,
     write_atomic,
 )
 from .data import Data, load_data
+from .events import os_errors_as
 from .loop import Loop, LoopConfig, StepRecord, ended_run, run_parameters
 from greedynasv2.runs import (
     Run,
@@ -228,7 +230,7 @@ def retrain_folder(cfg:RetrainConfig, arch:Arch) -> Path:
         return Path(cfg.run_dir).expanduser()
     space = arch.space.name + (f'_w{arch.space.width:g}' if arch.space.width != 1 else '')
     name = f'retrain-{space}-{arch.space.decode(arch.path, compact=True)}-{cfg.seed}'
-    return project_dir()/'runs'/re.sub(r'[^\w.-]', '_', name)
+    return project_dir()/'runs'/file_name(name)
 
 # %% ../nbs/19_retraining.ipynb #51cb941c
 class Retrainer(Loop):
@@ -577,18 +579,19 @@ def export_network(
     "Write the network of a run, its programs, its drawing and its model card."
     run, (model, arch) = Run.open(run), retrained(run)
     folder, space = Path(folder or run.folder/'network').expanduser(), arch.space
-    save_network(folder, model, space, arch.path, **arch.facts)
-    x = torch.rand(2, 3, space.image_size, space.image_size)
-    program = export_program(model, x, folder/'model.pt2')
-    left_out = export_onnx(program, model, x, folder/'model.onnx') if onnx else 'ONNX was not asked for.'
-    if left_out:
-        (folder/'model.onnx').unlink(missing_ok=True)      # of an earlier export, perhaps of other weights
-    if left_out and report:
-        report(left_out)
-    cost = f'{arch.costs["flops"]/1e6:,.1f} M multiply-adds, {arch.costs["params"]/1e6:,.2f} M params'
-    write_atomic(folder/'network.svg', network_svg(space.rows(arch.path), f'{space.name}: {cost}'))
-    files = {'arch.json': 'the path, its space and all facts', 'weights.safetensors': 'what it has learned',
-             'model.pt2': 'a program of torch.export', 'model.onnx': 'the same as ONNX', 'network.svg': 'the drawing'}
-    files = {name: what for name, what in files.items() if (folder/name).exists()}
-    write_atomic(folder/'README.md', model_card(arch, run.config, files))
+    with os_errors_as(f'The network cannot be written to {folder}'):
+        save_network(folder, model, space, arch.path, **arch.facts)
+        x = torch.rand(2, 3, space.image_size, space.image_size)
+        program = export_program(model, x, folder/'model.pt2')
+        left_out = export_onnx(program, model, x, folder/'model.onnx') if onnx else 'ONNX was not asked for.'
+        if left_out:
+            (folder/'model.onnx').unlink(missing_ok=True)      # of an earlier export, perhaps of other weights
+        if left_out and report:
+            report(left_out)
+        cost = f'{arch.costs["flops"]/1e6:,.1f} M multiply-adds, {arch.costs["params"]/1e6:,.2f} M params'
+        write_atomic(folder/'network.svg', network_svg(space.rows(arch.path), f'{space.name}: {cost}'))
+        files = {'arch.json': 'the path, its space and all facts', 'weights.safetensors': 'what it has learned',
+                 'model.pt2': 'a program of torch.export', 'model.onnx': 'the same as ONNX', 'network.svg': 'the drawing'}
+        files = {name: what for name, what in files.items() if (folder/name).exists()}
+        write_atomic(folder/'README.md', model_card(arch, run.config, files))
     return folder

@@ -20,7 +20,7 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor, nn
 
-from .algorithm import METHODS, Algorithm1, RoundConfig, is_round, parts_of
+from .algorithm import METHODS, Algorithm1, RoundConfig, has_rounds, is_round, parts_of
 from greedynasv2.core import (
     Amount,
     Count,
@@ -30,6 +30,7 @@ from greedynasv2.core import (
     Whole,
     check_tensors,
     config,
+    file_name,
     one_of,
     project_dir,
     seeded,
@@ -171,7 +172,7 @@ def run_folder(cfg:TrainConfig) -> Path:
     if cfg.run_dir:
         return Path(cfg.run_dir).expanduser()
     parts = [part for part in (cfg.sampler, cfg.filter, cfg.shrinker) if part]
-    return project_dir()/'runs'/'-'.join([cfg.space, cfg.method, *parts, str(cfg.seed)])
+    return project_dir()/'runs'/file_name('-'.join([cfg.space, cfg.method, *parts, str(cfg.seed)]))
 
 # %% ../nbs/17_training.ipynb #c67edc63
 SHARING = Registry('way of sharing weights')
@@ -303,6 +304,13 @@ def warmed_up(
                          f'Run it with stop_epoch={cfg.warmup_epochs}.')
     return tensors
 
+@patch
+def _say_if_no_round(self:SupernetTrainer):
+    "Report a schedule that is too short for a round: it trains uniform paths and nothing else."
+    if has_rounds(self.cfg) and not any(is_round(self.cfg, epoch) for epoch in range(self.cfg.epochs)):
+        self.report(f'No round takes place in {self.cfg.epochs} epochs with warmup_epochs {self.cfg.warmup_epochs}: '
+                    f'{self.cfg.method} trains uniform paths here, as spos does.')
+
 # %% ../nbs/17_training.ipynb #8c8fdcf4
 def _same_start(there:dict, cfg:TrainConfig) -> bool:
     "Does a run with the parameters `there` warm up by uniform paths in the same kind of supernet?"
@@ -316,6 +324,7 @@ def _same_start(there:dict, cfg:TrainConfig) -> bool:
 @patch
 def start_fresh(self:SupernetTrainer):
     "Begin with what another run has learned in its warm-up, if one is given."
+    self._say_if_no_round()
     if not self.cfg.warm_from:
         return
     self.step = self.cfg.warmup_epochs * self.steps_per_epoch

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['WORKERS', 'world', 'JOBS', 'START', 'WorkerConfig', 'procs_here', 'part_of_batch', 'World', 'reduce_gradients',
            'broadcast', 'serve_rank0', 'on_rank0', 'DistributedEvaluator', 'join', 'go_with_parent', 'call', 'work',
-           'meeting', 'launcher', 'WorkerError', 'launch', 'introduce']
+           'meeting', 'first_failure', 'launcher', 'WorkerError', 'launch', 'introduce']
 
 # %% ../nbs/15_workers.ipynb #ed313fd9
 import importlib
@@ -264,7 +264,7 @@ def work():
         dist.destroy_process_group()
     except BaseException as e:
         known = isinstance(e, InputError)
-        failed.write_text(json.dumps(dict(known=known, text=str(e) if known else traceback.format_exc())))
+        failed.write_text(json.dumps(dict(known=known, time=time.time(), text=str(e) if known else traceback.format_exc())))
         sys.stdout.flush()
         os._exit(0 if world.agreed else 1)      # the others may be gone: no orderly end
 
@@ -291,6 +291,19 @@ def meeting(orders:dict):
         logs_specs=DefaultLogsSpecs(log_dir=orders['folder']))
 
 # %% ../nbs/15_workers.ipynb #5a93339f
+def first_failure(folder:Path, e) -> str:
+    "Which worker failed first, and why: the others then lose their connections, and fail within the same second."
+    rank, failure = e.get_first_failure()
+    found = {}
+    for number, other in e.failures.items():
+        file = folder/f'error-{other.local_rank}.json'
+        if file.exists():
+            found[number] = json.loads(file.read_text())
+    if rank not in found:                        # it was killed, and could not say why
+        return f'worker {rank} (process {failure.pid}) ended: exit code {failure.exitcode}'
+    rank = min(found, key=lambda number: found[number]['time'])
+    return f'worker {rank} (process {e.failures[rank].pid}) ended: {found[rank]["text"]}'
+
 def launcher():
     "The main function of a node's launcher."
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -302,10 +315,7 @@ def launcher():
     try:
         elastic_launch(meeting(orders), sys.executable)('-c', START.format('work'), str(folder))
     except ChildFailedError as e:
-        rank, failure = e.get_first_failure()
-        error = folder/f'error-{failure.local_rank}.json'
-        why = json.loads(error.read_text())['text'] if error.exists() else f'exit code {failure.exitcode}'
-        (folder/'failure').write_text(f'worker {rank} (process {failure.pid}) ended: {why}')
+        (folder/'failure').write_text(first_failure(folder, e))
         sys.exit(1)
 
 # %% ../nbs/15_workers.ipynb #5db8db45
@@ -316,7 +326,7 @@ class WorkerError(InputError):
 def _complain(folder:Path, code:int, cfg:WorkerConfig):
     "Raise the error that the workers failed with, if they did."
     errors = [json.loads(f.read_text()) for f in folder.glob('error-*.json')]
-    for e in errors:
+    for e in sorted(errors, key=lambda e: e['time']):
         if e['known']:
             raise InputError(e['text'])
     if not code:

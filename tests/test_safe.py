@@ -4,20 +4,25 @@ import json
 import os
 import random
 import shutil
+import time
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from greedynasv2.core import InputError, write_atomic
-from greedynasv2.runs import Run, RunError, checkpoints
-from greedynasv2.spaces import get_space
+from greedynasv2.core import InputError, Scores, check_finite, write_atomic
+from greedynasv2.nsga2 import CachedEvaluator
+from greedynasv2.retraining import retrain, retrain_config
+from greedynasv2.runs import Run, RunError, asked_of, checkpoints, list_runs
+from greedynasv2.spaces import Arch, SearchSpace, get_space, write_arch
 from greedynasv2.supernet import build_network, load_network, save_network
 from greedynasv2.training import make_config, train_supernet
 from greedynasv2.vpu import PathFilter, load_filter
-from greedynasv2.workers import WorkerConfig, dist, launch
+from greedynasv2.workers import WorkerConfig, dist, first_failure, launch
 
 HERE = Path(__file__).resolve().parent
 
@@ -343,3 +348,160 @@ def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path):
         os.mkfifo(tmp_path/name/name)
         with pytest.raises(InputError, match='run folder|config.json'):
             Run.create(tmp_path/name, dict(seed=0), get_space('toy'))
+
+
+# -- files of others
+
+@pytest.mark.parametrize('name', ['events.jsonl', 'checkpoint/000000009/meta.json', 'filters/000.safetensors',
+                                  'results.json', 'heartbeat'])
+def test_a_new_run_does_not_take_over_files_of_others(tmp_path, name):
+    "Nor goes on from a checkpoint that was left without its config."
+    file = tmp_path/name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text('of others')
+    before = snapshot(tmp_path)
+    with pytest.raises(InputError, match=f'holds {Path(name).parts[0].split(".")[0]} but no config.json'):
+        Run.create(tmp_path, dict(seed=0), get_space('toy'), resume=True)
+    with pytest.raises(InputError, match='but no config.json'):
+        train_supernet(short(tmp_path), report=None)
+    assert snapshot(tmp_path) == before
+
+
+def test_no_run_in_the_root_or_home_folder(tmp_path, monkeypatch):
+    "What is asked for by mistake is refused before anything is written."
+    monkeypatch.setenv('HOME', str(tmp_path))
+    before = sorted(Path('/').iterdir())
+    for folder in '/', '/usr/..', tmp_path:
+        with pytest.raises(InputError, match='is no place for a run'):
+            Run.create(folder, dict(seed=0), get_space('toy'))
+    assert sorted(Path('/').iterdir()) == before and not list(tmp_path.iterdir())
+
+
+def test_a_start_that_failed_leaves_room_for_the_next(tmp_path):
+    "As long as nothing happened in it, a run may be given another config; afterwards not."
+    space = get_space('toy')
+    Run.create(tmp_path, dict(seed=0), space).close()
+    with Run.create(tmp_path, dict(seed=1), space) as run:
+        assert not run.resumed and Run.open(tmp_path).config == dict(seed=1)
+        run.log('start')
+    with pytest.raises(InputError, match='another config: seed'):
+        Run.create(tmp_path, dict(seed=2), space)
+
+
+def test_a_name_from_a_file_leads_nowhere_else(tmp_path, monkeypatch):
+    "A space called ../../elsewhere has its runs under runs/ like any other."
+    from greedynasv2.detection import Backbone, DetectionConfig, detection_folder
+    from greedynasv2.retraining import RetrainConfig, retrain_folder
+    monkeypatch.chdir(tmp_path)
+    spec = json.loads(get_space('toy').to_json()) | dict(name='../../elsewhere')
+    space = SearchSpace.from_spec(spec)
+    arch = Arch(space, space.encode('1111'), {})
+    folders = [detection_folder(DetectionConfig(), Backbone(arch, None, 'none', '')), retrain_folder(RetrainConfig(), arch)]
+    assert [folder.resolve().parent for folder in folders] == [tmp_path/'runs'] * 2
+
+
+# -- values that are not finite
+
+@pytest.mark.parametrize('lr', [30., 1e4, 1e30])
+def test_checkpoints_are_finite(tmp_path, lr):
+    "At any learning rate: a run ends or stops, and what it has saved can be gone on from."
+    try:
+        run = train_supernet(short(tmp_path/'run', lr=lr, clip=0.), report=None)
+    except InputError as e:
+        run = Run.open(tmp_path/'run')
+        assert run.status == 'stopped' and 'not finite' in str(e) and 'in another run_dir' in str(e)
+        there = checkpoints(run.folder)
+        assert (f'checkpoint is kept, of step {there[0].step}' if there else 'there is no checkpoint') in str(e)
+    for found in checkpoints(run.folder):
+        tensors = load_file(found.path/'tensors.safetensors')
+        check_finite({k: v for k, v in tensors.items() if k.startswith(('net.', 'optimizer.'))}, 'checkpoint')
+    if lr == 1e30:
+        assert run.status == 'stopped'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('lr', [30., 1e30])
+def test_checkpoints_of_a_retraining_are_finite(tmp_path, lr):
+    "Neither the weights nor their average."
+    space = get_space('toy')
+    write_arch(tmp_path/'arch.json', space, space.encode('1111'))
+    cfg = retrain_config('demo', arch=str(tmp_path), run_dir=str(tmp_path/'run'), epochs=3, n_train=64, lr=lr, clip=0.,
+                         log_every=2, device='cpu', save_every=0.)
+    with suppress(InputError):
+        retrain(cfg, report=None)
+    assert checkpoints(tmp_path/'run')
+    for found in checkpoints(tmp_path/'run'):
+        check_finite(load_file(found.path/'tensors.safetensors'), 'checkpoint')
+
+
+# -- strange folders under runs/
+
+@pytest.mark.skipif(not hasattr(os, 'mkfifo'), reason='needs named pipes')
+@pytest.mark.parametrize('strange', ['pipe', 'device', 'time', 'rows', 'nested'])
+def test_a_strange_folder_hides_no_other_run(tmp_path, strange):
+    "It is listed as what it is, at once."
+    with Run.create(tmp_path/'good', dict(seed=0), get_space('toy')) as run:
+        run.log('start')
+    bad = tmp_path/'bad'
+    shutil.copytree(tmp_path/'good', bad)
+    about = json.loads((bad/'config.json').read_text())
+    if strange == 'pipe':
+        for name in 'events.jsonl', 'control.json', 'results.json':
+            (bad/name).unlink(missing_ok=True)
+            os.mkfifo(bad/name)
+    elif strange == 'device':
+        for name in 'events.jsonl', 'heartbeat', 'config.json':
+            (bad/name).unlink(missing_ok=True)
+            (bad/name).symlink_to('/dev/zero')
+    elif strange == 'time':
+        (bad/'config.json').write_text(json.dumps({**about, 'created': 1e30}))
+    elif strange == 'rows':
+        for row in about['space']['rows']:
+            row[2] = 10**9
+        (bad/'config.json').write_text(json.dumps(about))
+    else:
+        (bad/'config.json').write_text('[' * 100_000)
+    began = time.monotonic()
+    assert set(list_runs(tmp_path).name) == {'good', 'bad'}
+    with suppress(InputError):
+        run = Run.open(bad)
+        asked_of(bad)
+        run.read_control()
+        run.events('step')
+        assert run.status and not run.results
+        run.facts_at()
+    assert time.monotonic() - began < 5
+
+
+# -- said plainly
+
+def test_a_schedule_without_a_round_is_reported(tmp_path):
+    "greedynasv2 of one epoch trains uniform paths, and says so; spos says nothing."
+    said = []
+    train_supernet(short(tmp_path/'run', method='greedynasv2', epochs=1, warmup_epochs=1), report=said.append)
+    assert any('No round takes place in 1 epochs' in line and 'as spos does' in line for line in said)
+    said = []
+    train_supernet(short(tmp_path/'spos', epochs=1), report=said.append)
+    assert not any('No round' in line for line in said)
+
+
+def test_the_worker_that_failed_first_is_named(tmp_path):
+    "The others lose their connections to it, and fail in the same second; one that was killed cannot say why."
+    failures = {rank: SimpleNamespace(local_rank=rank, pid=100 + rank, exitcode=1) for rank in (0, 1)}
+    error = SimpleNamespace(failures=failures, get_first_failure=lambda: (0, failures[0]))
+    (tmp_path/'error-0.json').write_text(json.dumps(dict(known=False, time=2.5, text='Connection reset by peer')))
+    (tmp_path/'error-1.json').write_text(json.dumps(dict(known=False, time=2.4, text='ZeroDivisionError')))
+    assert first_failure(tmp_path, error) == 'worker 1 (process 101) ended: ZeroDivisionError'
+    (tmp_path/'error-0.json').unlink()
+    assert first_failure(tmp_path, error) == 'worker 0 (process 100) ended: exit code 1'
+
+
+@pytest.mark.skipif(not Path('/dev/full').exists(), reason='needs a device that is always full')
+def test_a_full_disk_in_a_search_names_the_file(tmp_path):
+    "Which file it was, and that the disk is full."
+    space = get_space('toy')
+    evaluate = CachedEvaluator(lambda paths: Scores(torch.ones(len(paths)), torch.ones(len(paths))), space,
+                               tmp_path/'evaluations.jsonl', dict(run='x'))
+    evaluate.file = Path('/dev/full')
+    with pytest.raises(InputError, match='Evaluations cannot be written to /dev/full: the disk is full'):
+        evaluate(space.sample(3))
