@@ -158,6 +158,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'greedynasv2.data._channels': ('data.html#_channels', 'greedynasv2/data.py'),
                                   'greedynasv2.data._cifar10_by_torchvision': ('data.html#_cifar10_by_torchvision', 'greedynasv2/data.py'),
                                   'greedynasv2.data._cifar10_from_archive': ('data.html#_cifar10_from_archive', 'greedynasv2/data.py'),
+                                  'greedynasv2.data._decoded_before': ('data.html#_decoded_before', 'greedynasv2/data.py'),
                                   'greedynasv2.data._images_below': ('data.html#_images_below', 'greedynasv2/data.py'),
                                   'greedynasv2.data.augmentation': ('data.html#augmentation', 'greedynasv2/data.py'),
                                   'greedynasv2.data.load_cifar10_set': ('data.html#load_cifar10_set', 'greedynasv2/data.py'),

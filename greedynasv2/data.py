@@ -8,7 +8,7 @@ __all__ = ['MEAN', 'STD', 'POLICIES', 'EXTENSIONS', 'IN_MEMORY_BYTES', 'CIFAR10'
            'load_cifar10_set', 'load_data']
 
 # %% ../nbs/07_data.ipynb #302bda9b
-import io, os, tarfile
+import io, os, tarfile, zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -287,12 +287,18 @@ CIFAR10 = 'airplane automobile bird cat deer dog frog horse ship truck'.split()
 def _cifar10_from_archive(path):
     "Pixels and labels of train and test, decoded from the archive of JPEG files."
     found = dict(train=[], test=[])
-    with tarfile.open(path) as archive:
-        for member in archive:
-            if not member.isfile() or not member.name.endswith('.jpg'): continue
-            split, label, _ = member.name.removeprefix('./').split('/')
-            pixels = to_pixels(read_image(archive.extractfile(member).read(), f'{path}:{member.name}'), 32)
-            found[split].append((member.name, CIFAR10.index(label), pixels))
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                if not member.isfile() or not member.name.endswith('.jpg'): continue
+                split, label, _ = member.name.removeprefix('./').split('/')
+                pixels = to_pixels(read_image(archive.extractfile(member).read(), f'{path}:{member.name}'), 32)
+                found[split].append((member.name, CIFAR10.index(label), pixels))
+    except (tarfile.TarError, EOFError, OSError, ValueError, KeyError, zlib.error) as e:
+        raise InputError(f'{path} cannot be read as CIFAR-10 ({type(e).__name__}: {e}). It holds train/<class>/*.jpg and '
+                         'test/<class>/*.jpg; get it again.') from None
+    if not found['train'] or not found['test']:
+        raise InputError(f'{path} cannot be read as CIFAR-10: it lacks images of train or of test.')
     for rows in found.values(): rows.sort(key=lambda r: r[0])
     x = {f'{split}_x': torch.stack([r[2] for r in rows]) for split, rows in found.items()}
     return x | {f'{split}_y': torch.tensor([r[1] for r in rows]) for split, rows in found.items()}
@@ -313,16 +319,39 @@ def _cifar10_by_torchvision():
     return sets
 
 # %% ../nbs/07_data.ipynb #a189f318
+def _decoded_before(
+    cached:Path,
+    source:str,      # Which archive it must be of; '' = none, it was downloaded
+) -> dict|None:
+    "Pixels and labels from the cache, None where there are none, they are damaged, or they are of another archive."
+    from safetensors import SafetensorError, safe_open
+    try:
+        with safe_open(cached, 'pt') as f:
+            if (f.metadata() or {}).get('source', '') != source:
+                return None
+            found = {k: f.get_tensor(k) for k in f.keys()}
+        for split in 'train', 'test':
+            x, y = found[f'{split}_x'], found[f'{split}_y']
+            right = x.dtype == torch.uint8 and y.dtype == torch.long and x.shape == (len(y), 3, 32, 32)
+            if not right or not len(y) or y.min() < 0 or y.max() >= len(CIFAR10):
+                return None
+    except (OSError, SafetensorError, KeyError, TypeError):
+        return None
+    return found
+
 def load_cifar10_set(size:int):
     "CIFAR-10 as (train, test, classes)."
-    from safetensors.torch import load_file, save
+    from safetensors.torch import save
     from torchvision.transforms import v2
     if folder := find_data('cifar10'): return load_folder_set(folder, size)
     archive, cached = find_data('cifar10_imagefolder.tar.gz'), cache_dir()/'cifar10.safetensors'
     if archive: cached = cached.with_name('cifar10_jpeg.safetensors')      # other pixels than the original's
-    if not cached.exists():
-        write_atomic(cached, save(_cifar10_from_archive(archive) if archive else _cifar10_by_torchvision()))
-    t, resize = load_file(cached), lambda x: v2.functional.resize(x, size, antialias=True)
+    source = f'{archive.stat().st_size} bytes of {archive.stat().st_mtime_ns}' if archive else ''
+    t = _decoded_before(cached, source)
+    if t is None:
+        t = _cifar10_from_archive(archive) if archive else _cifar10_by_torchvision()
+        write_atomic(cached, save(t, dict(source=source)))
+    resize = lambda x: v2.functional.resize(x, size, antialias=True)
     scaled = lambda x: x if size == 32 else torch.cat([resize(part) for part in x.split(5000)])
     return *(ImageSet(scaled(t[f'{split}_x']), t[f'{split}_y']) for split in ('train', 'test')), CIFAR10
 
