@@ -160,6 +160,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'greedynasv2.data._cifar10_by_torchvision': ('data.html#_cifar10_by_torchvision', 'greedynasv2/data.py'),
                                   'greedynasv2.data._cifar10_from_archive': ('data.html#_cifar10_from_archive', 'greedynasv2/data.py'),
                                   'greedynasv2.data._concatenated': ('data.html#_concatenated', 'greedynasv2/data.py'),
+                                  'greedynasv2.data._decoded_before': ('data.html#_decoded_before', 'greedynasv2/data.py'),
                                   'greedynasv2.data._images_below': ('data.html#_images_below', 'greedynasv2/data.py'),
                                   'greedynasv2.data._load_sets': ('data.html#_load_sets', 'greedynasv2/data.py'),
                                   'greedynasv2.data._scaled': ('data.html#_scaled', 'greedynasv2/data.py'),

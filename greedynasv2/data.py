@@ -11,6 +11,7 @@ __all__ = ['MEAN', 'STD', 'AUGMENTATIONS', 'POLICIES', 'SPLITS', 'EXTENSIONS', '
 import io
 import os
 import tarfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -389,13 +390,19 @@ CIFAR10 = 'airplane automobile bird cat deer dog frog horse ship truck'.split()
 def _cifar10_from_archive(path):
     "Pixels and labels of train and test, decoded from the archive of JPEG files."
     found = dict(train={}, test={})
-    with tarfile.open(path) as archive:
-        for member in archive:
-            if not member.isfile() or not member.name.endswith('.jpg'):
-                continue
-            split, label, _ = member.name.removeprefix('./').split('/')
-            image = read_image(archive.extractfile(member).read(), f'{path}:{member.name}')
-            found[split][member.name] = to_pixels(image, 32), CIFAR10.index(label)
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                if not member.isfile() or not member.name.endswith('.jpg'):
+                    continue
+                split, label, _ = member.name.removeprefix('./').split('/')
+                image = read_image(archive.extractfile(member).read(), f'{path}:{member.name}')
+                found[split][member.name] = to_pixels(image, 32), CIFAR10.index(label)
+    except (tarfile.TarError, EOFError, OSError, ValueError, KeyError, zlib.error) as e:
+        raise InputError(f'{path} cannot be read as CIFAR-10 ({type(e).__name__}: {e}). It holds train/<class>/*.jpg and '
+                         'test/<class>/*.jpg; get it again.') from None
+    if not found['train'] or not found['test']:
+        raise InputError(f'{path} cannot be read as CIFAR-10: it lacks images of train or of test.')
     tensors = {}
     for split, images in found.items():
         in_order = [images[name] for name in sorted(images)]
@@ -427,20 +434,42 @@ def _scaled(pixels:Tensor, size:int) -> Tensor:
         return pixels
     return torch.cat([transform.resize(part, size, antialias=True) for part in pixels.split(5000)])
 
+def _decoded_before(
+    cached:Path,
+    source:str,      # Which archive it must be of; '' = none, it was downloaded
+) -> dict|None:
+    "Pixels and labels from the cache, None where there are none, they are damaged, or they are of another archive."
+    from safetensors import SafetensorError, safe_open
+    try:
+        with safe_open(cached, 'pt') as f:
+            if (f.metadata() or {}).get('source', '') != source:
+                return None
+            found = {k: f.get_tensor(k) for k in f.keys()}
+        for split in 'train', 'test':
+            x, y = found[f'{split}_x'], found[f'{split}_y']
+            right = x.dtype == torch.uint8 and y.dtype == torch.long and x.shape == (len(y), 3, 32, 32)
+            if not right or not len(y) or y.min() < 0 or y.max() >= len(CIFAR10):
+                return None
+    except (OSError, SafetensorError, KeyError, TypeError):
+        return None
+    return found
+
 def load_cifar10_set(size:int):
     "CIFAR-10 as (train, test, classes)."
-    from safetensors.torch import load_file, save
+    from safetensors.torch import save
     folder = find_data('cifar10')
     if folder:
         return load_folder_set(folder, size)
     archive = find_data('cifar10_imagefolder.tar.gz')
     cached = cache_dir()/'cifar10.safetensors'
+    source = ''
     if archive:
         cached = cached.with_name('cifar10_jpeg.safetensors')      # other pixels than the original's
-    if not cached.exists():
+        source = f'{archive.stat().st_size} bytes of {archive.stat().st_mtime_ns}'
+    tensors = _decoded_before(cached, source)
+    if tensors is None:
         tensors = _cifar10_from_archive(archive) if archive else _cifar10_by_torchvision()
-        write_atomic(cached, save(tensors))
-    tensors = load_file(cached)
+        write_atomic(cached, save(tensors, dict(source=source)))
     train = ImageSet(_scaled(tensors['train_x'], size), tensors['train_y'])
     test = ImageSet(_scaled(tensors['test_x'], size), tensors['test_y'])
     return train, test, CIFAR10

@@ -10,7 +10,18 @@ __all__ = ['HELD', 'FRESH', 'WRITTEN', 'SUPERNETS', 'git_commit', 'torch_version
            'Checkpoint', 'read_checkpoint', 'alive_space', 'list_runs', 'newest_run']
 
 # %% ../nbs/14_runs.ipynb #f0272235
-import hashlib, json, math, os, platform, re, secrets, socket, subprocess, sys, time, weakref
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import time
+import weakref
 from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
@@ -20,15 +31,47 @@ import pandas as pd
 from fastcore.basics import patch
 
 import greedynasv2
-from .core import (InputError, Share, Whole, check_finite, check_tensors, check_value, config, is_tensor,
-                              one_of, open_own, read_json, read_own, seeded, write_atomic)
-from .events import (CODES, EVENTS, LINE, NO_EVENTS, SPEED, WHERE, EventLog, RunError, alive_ops, event_line,    # noqa: F401
-                                gc_paused, kept_ranges, os_errors_as, parse_lines, plain, same_events, thin)
+from greedynasv2.core import (
+    InputError,
+    Share,
+    Whole,
+    check_finite,
+    check_tensors,
+    check_value,
+    config,
+    is_tensor,
+    one_of,
+    open_own,
+    read_json,
+    read_own,
+    seeded,
+    write_atomic,
+)
+from greedynasv2.events import (  # noqa: F401
+    CODES,
+    EVENTS,
+    LINE,
+    NO_EVENTS,
+    SPEED,
+    WHERE,
+    EventLog,
+    RunError,
+    alive_ops,
+    event_line,
+    gc_paused,
+    kept_ranges,
+    os_errors_as,
+    parse_lines,
+    plain,
+    same_events,
+    thin,
+)
 from .facts import SpaceFacts
 
 if TYPE_CHECKING:      # for annotations only
     import torch
     from torch import Tensor, nn
+
     from greedynasv2.spaces import SearchSpace
     from greedynasv2.supernet import SuperNet
     from greedynasv2.vpu import Filter
@@ -300,7 +343,7 @@ def _hold(folder:Path):
                    'folder; if it is this notebook, `run.close()` lets go of it.')
 
 # %% ../nbs/14_runs.ipynb #58e18acb
-WRITTEN = 'events.jsonl', 'checkpoint', 'filters', 'results.json', 'heartbeat'      # what a run writes once it has begun
+WRITTEN = 'events.jsonl', 'checkpoint', 'filters', 'results.json', 'heartbeat'      # by a run that has begun
 
 def _check_place(folder:Path):
     "Refuse to make a run where files of others would be overwritten."
@@ -844,6 +887,7 @@ def results(self:Run) -> dict|None:
 def alive_space(about:dict, tensors:dict) -> 'SearchSpace':
     "The space of a config, without the ops that a checkpoint says were dropped."
     import torch
+
     from greedynasv2.spaces import SearchSpace
     space = SearchSpace.from_spec(about['space'])
     alive = tensors.get('space.alive', space.alive)
@@ -890,7 +934,7 @@ def net(self:Run) -> 'SuperNet|None':
 @patch(as_prop=True)
 def filter(self:Run) -> 'Filter|None':
     "The path filter of the newest checkpoint, on the CPU; None when there is none."
-    import greedynasv2.filters      # noqa: F401 (its kinds register themselves)
+    import greedynasv2.filters  # noqa: F401 (its kinds register themselves)
     from greedynasv2.vpu import filter_of
     space, state, meta = self._part('filter')
     about = meta.get('filter')
@@ -930,7 +974,7 @@ def keep_filter(self:Run, round:int, filt:'Filter'):
 @patch
 def filter_at(self:Run, round:int) -> 'Filter':
     "The filter that was used after `round`, with the ops that were left then."
-    import greedynasv2.filters      # noqa: F401
+    import greedynasv2.filters  # noqa: F401
     from greedynasv2.vpu import load_filter
     return load_filter(self.folder/'filters'/f'{round:03d}.safetensors', self.space_at(round))
 

@@ -264,7 +264,8 @@ def work():
         dist.destroy_process_group()
     except BaseException as e:
         known = isinstance(e, InputError)
-        failed.write_text(json.dumps(dict(known=known, time=time.time(), text=str(e) if known else traceback.format_exc())))
+        text = str(e) if known else traceback.format_exc()
+        failed.write_text(json.dumps(dict(known=known, time=time.time(), text=text)))
         sys.stdout.flush()
         os._exit(0 if world.agreed else 1)      # the others may be gone: no orderly end
 

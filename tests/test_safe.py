@@ -1,9 +1,11 @@
 "Nobody gets in, no file of others is changed or deleted, and what is damaged is refused with a sentence."
 import errno
+import io
 import json
 import os
 import random
 import shutil
+import tarfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -11,10 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from greedynasv2.core import InputError, Scores, check_finite, write_atomic
+from greedynasv2.data import load_cifar10_set
 from greedynasv2.nsga2 import CachedEvaluator
 from greedynasv2.retraining import retrain, retrain_config
 from greedynasv2.runs import Run, RunError, asked_of, checkpoints, list_runs
@@ -505,3 +509,43 @@ def test_a_full_disk_in_a_search_names_the_file(tmp_path):
     evaluate.file = Path('/dev/full')
     with pytest.raises(InputError, match='Evaluations cannot be written to /dev/full: the disk is full'):
         evaluate(space.sample(3))
+
+
+# -- the archive of CIFAR-10
+
+def cifar10_archive(file, shade):
+    "A tiny archive: an image of one shade in each split."
+    with tarfile.open(file, 'w:gz') as archive:
+        for split in 'train', 'test':
+            image = io.BytesIO()
+            Image.new('RGB', (32, 32), (shade,) * 3).save(image, 'JPEG')
+            member = tarfile.TarInfo(f'{split}/cat/0.jpg')
+            member.size = image.tell()
+            image.seek(0)
+            archive.addfile(member, image)
+
+
+def test_damaged_and_changed_archives_of_cifar10(tmp_path, monkeypatch):
+    "Another archive is decoded again, a damaged cache too; a damaged archive is a sentence and leaves no cache."
+    monkeypatch.setenv('GREEDYNASV2_DATA', str(tmp_path))
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path/'cache'))
+    archive = tmp_path/'cifar10_imagefolder.tar.gz'
+
+    def shade():
+        return load_cifar10_set(32)[0].images.float().mean().item()
+
+    cifar10_archive(archive, 100)
+    whole = archive.read_bytes()
+    for damaged in b'', b'no archive', whole[:200], whole[:100] + b'xxxx' + whole[104:]:
+        archive.write_bytes(damaged)
+        with pytest.raises(InputError, match='cannot be read as CIFAR-10'):
+            shade()
+    assert not list(tmp_path.glob('cache/*/*'))
+    archive.write_bytes(whole)
+    assert shade() == pytest.approx(100, abs=2)
+    cached, = tmp_path.glob('cache/*/*.safetensors')
+    for damage in b'', b'x' * 100, cached.read_bytes()[:-1]:
+        cached.write_bytes(damage)
+        assert shade() == pytest.approx(100, abs=2)
+    cifar10_archive(archive, 200)
+    assert shade() == pytest.approx(200, abs=2)
