@@ -84,6 +84,13 @@ def test_training_knows_nothing_of_figures():
         assert not last & {'viz', 'widgets'}, path.name
 
 
+def test_methods_without_a_filter():
+    "Widgets know without torch which methods train no filter; `METHODS` says the same."
+    from greedynasv2.algorithm import METHODS
+    from greedynasv2.events import WITHOUT_FILTER
+    assert sorted(WITHOUT_FILTER) == sorted(name for name, parts in METHODS.items() if parts.filter == 'none')
+
+
 def test_nothing_in_a_folder_ends_a_watcher(tmp_path):
     "Events with random kinds of values in every field: all panels are drawn, and the header never reports a failure."
     rng, folder = random.Random(0), hostile(tmp_path/'run')
