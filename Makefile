@@ -39,12 +39,14 @@ tour: $(READY) ## tour the search spaces without a browser
 	@echo 'The same with all figures: runs/explore_spaces.ipynb (open it with `make lab`).'
 
 test: $(READY) ## everything: notebooks in sync, every notebook's lessons, then tests/
+	$(BIN)/ruff check
 	$(BIN)/python tests/check_tree.py
 	$(NBTEST)
 	cd studies && $(NBTEST)
 	$(PYTEST)
 
 check: $(READY) ## the quick part of the tests, for everyday work
+	$(BIN)/ruff check
 	$(BIN)/python tests/check_tree.py
 	$(NBTEST) --file_re '^[0-9]'
 	cd studies && $(NBTEST) --file_re '^[0-9]'
@@ -64,7 +66,7 @@ bench: $(READY) ## side-by-side timings; leave the machine alone meanwhile
 	@echo
 	@echo 'Numbers: results/benchmark.json. Notebook: runs/benchmark.ipynb.'
 
-pictures: $(READY) ## photograph the widgets beside a real run of MB-SE for README (minutes; needs chromium)
+pictures: $(READY) ## photograph the widgets of a real run of MB-SE for README (minutes; needs chromium)
 	GREEDYNASV2_PICTURES=$(CURDIR)/docs/img $(PYTEST) -m slow -k test_pictures
 
 lab: $(READY) ## open JupyterLab in nbs/ (more flags: make lab ARGS=--no-browser)

@@ -399,8 +399,8 @@ def _cifar10_from_archive(path):
                 image = read_image(archive.extractfile(member).read(), f'{path}:{member.name}')
                 found[split][member.name] = to_pixels(image, 32), CIFAR10.index(label)
     except (tarfile.TarError, EOFError, OSError, ValueError, KeyError, zlib.error) as e:
-        raise InputError(f'{path} cannot be read as CIFAR-10 ({type(e).__name__}: {e}). It holds train/<class>/*.jpg and '
-                         'test/<class>/*.jpg; get it again.') from None
+        raise InputError(f'{path} cannot be read as CIFAR-10 ({type(e).__name__}: {e}). It must hold '
+                         'train/<class>/*.jpg and test/<class>/*.jpg; get it again.') from None
     if not found['train'] or not found['test']:
         raise InputError(f'{path} cannot be read as CIFAR-10: it lacks images of train or of test.')
     tensors = {}

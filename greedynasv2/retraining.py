@@ -591,7 +591,8 @@ def export_network(
         cost = f'{arch.costs["flops"]/1e6:,.1f} M multiply-adds, {arch.costs["params"]/1e6:,.2f} M params'
         write_atomic(folder/'network.svg', network_svg(space.rows(arch.path), f'{space.name}: {cost}'))
         files = {'arch.json': 'the path, its space and all facts', 'weights.safetensors': 'what it has learned',
-                 'model.pt2': 'a program of torch.export', 'model.onnx': 'the same as ONNX', 'network.svg': 'the drawing'}
+                 'model.pt2': 'a program of torch.export', 'model.onnx': 'the same as ONNX',
+                 'network.svg': 'the drawing'}
         files = {name: what for name, what in files.items() if (folder/name).exists()}
         write_atomic(folder/'README.md', model_card(arch, run.config, files))
     return folder

@@ -1,4 +1,4 @@
-"Build the studies from their settings.ini. They are installed beside the library and never published with it."
+"Build the studies from their settings.ini. They are installed next to the library and never published with it."
 from configparser import ConfigParser
 
 from setuptools import find_packages, setup

@@ -400,7 +400,8 @@ def test_a_name_from_a_file_leads_nowhere_else(tmp_path, monkeypatch):
     spec = json.loads(get_space('toy').to_json()) | dict(name='../../elsewhere')
     space = SearchSpace.from_spec(spec)
     arch = Arch(space, space.encode('1111'), {})
-    folders = [detection_folder(DetectionConfig(), Backbone(arch, None, 'none', '')), retrain_folder(RetrainConfig(), arch)]
+    detector = detection_folder(DetectionConfig(), Backbone(arch, None, 'none', ''))
+    folders = [detector, retrain_folder(RetrainConfig(), arch)]
     assert [folder.resolve().parent for folder in folders] == [tmp_path/'runs'] * 2
 
 

@@ -50,7 +50,7 @@ def test_workflow_installs_and_tests(run_step):
     assert browser.startswith('sudo ln -s /') and browser.split()[3].endswith('google-chrome')
     assert '-m venv .venv' in install and "-c constraints.txt --no-build-isolation -e '.[dev]'" in install
     asked = [line for line in test.splitlines() if line.startswith(('.venv/bin/', 'OMP_NUM_THREADS'))]
-    for part in 'tests/check_tree.py', 'nbdev_test', 'pytest tests':
+    for part in 'ruff check', 'tests/check_tree.py', 'nbdev_test', 'pytest tests':
         assert any(part in line for line in asked), f'make test would not call {part}'
 
 
