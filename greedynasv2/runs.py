@@ -47,25 +47,7 @@ from greedynasv2.core import (
     seeded,
     write_atomic,
 )
-from greedynasv2.events import (  # noqa: F401
-    CODES,
-    EVENTS,
-    LINE,
-    NO_EVENTS,
-    SPEED,
-    WHERE,
-    EventLog,
-    RunError,
-    alive_ops,
-    event_line,
-    gc_paused,
-    kept_ranges,
-    os_errors_as,
-    parse_lines,
-    plain,
-    same_events,
-    thin,
-)
+from .events import EVENTS, EventLog, RunError, alive_ops, event_line, os_errors_as, plain
 from .facts import SpaceFacts
 
 if TYPE_CHECKING:      # for annotations only
@@ -80,6 +62,21 @@ try:
     import fcntl
 except ImportError:
     fcntl = None      # no file locks on this system; the heartbeat alone must do
+
+# %% ../nbs/14_runs.ipynb #f0272236
+# Names that the first version had here
+from greedynasv2.events import (  # noqa: F401
+    CODES,
+    LINE,
+    NO_EVENTS,
+    SPEED,
+    WHERE,
+    gc_paused,
+    kept_ranges,
+    parse_lines,
+    same_events,
+    thin,
+)
 
 # %% ../nbs/14_runs.ipynb #9026f9cb
 def git_commit() -> str|None:
