@@ -47,7 +47,7 @@ from greedynasv2.core import (
     seeded,
     write_atomic,
 )
-from .events import EVENTS, EventLog, RunError, alive_ops, event_line, os_errors_as, plain
+from .events import EventLog, RunError, alive_ops, event_line, os_errors_as, plain
 from .facts import SpaceFacts
 
 if TYPE_CHECKING:      # for annotations only
@@ -67,6 +67,7 @@ except ImportError:
 # Names that the first version had here
 from greedynasv2.events import (  # noqa: F401
     CODES,
+    EVENTS,
     LINE,
     NO_EVENTS,
     SPEED,
