@@ -50,7 +50,7 @@ class RoundConfig:
     warmup_epochs: Whole = 20         # uniform paths
     round_every: Count = 5            # t: epochs from round to round
     m: Count = 1000                   # paths evaluated in a round (ours)
-    n_valid: Count = 1000             # images they are evaluated on (ours)
+    n_valid: Count = 1000             # images they are evaluated on
     memory: Count = 6                 # rounds whose evaluations are learned from, this one too (ours; paper: 1)
     q_start: Share = .5               # weak path prior in the first round
     q_end: Share = .99                # and after q_epochs more epochs
@@ -61,10 +61,10 @@ class RoundConfig:
     merge_threshold: Share = .8       # cosine similarity above which two ops merge
     max_merges: Whole|None = 0        # most merges of a round; 0 = a tenth of the ops left (ours), None = no limit
     filter_dim: Count = 128           # H
-    filter_recipe: Literal['robust', 'paper'] = 'robust'     # `FilterConfig()` or `FilterConfig.paper()`
+    filter_recipe: Literal['robust', 'paper'] = 'robust'     # `FilterConfig()` (ours) or `FilterConfig.paper()`
     filter_iters: Whole = 0           # steps of filter training; 0 = the recipe's
     beta: Share = .9                  # agreement of two filters above which training may stop
-    stop_rule: Literal['guarded', 'paper', 'none'] = 'guarded'
+    stop_rule: Literal['guarded', 'paper', 'none'] = 'guarded'      # guarded: ours, see `may_stop`
     min_rounds: Count = 4             # the guarded rule waits for so many (ours)
 
     def check(self):
@@ -234,7 +234,7 @@ class Algorithm1:
         self.uniform = UniformSampler(space, derive_seed(cfg.seed, 'warm-up'))
         seed = derive_seed(cfg.seed, 'paths')
         self.sampler = SAMPLERS[parts.sampler].build(space, seed, evaluate=quick or evaluate, filt=self.filt)
-        self.current = self.uniform                   # the one of both that is in use
+        self.current = self.uniform                   # `uniform` or `sampler`, which is in use
         self.n_rounds = 0
         self.threshold = cfg.merge_threshold          # eta; a person may change it
         self.vetoes = []                              # pairs of ops that a person wants to keep apart
@@ -338,7 +338,7 @@ def label(self:Algorithm1, q:float) -> Labels:
     newest = _newest(paths, of_round)
     alive = self.space.is_alive(paths)
     held_out = self.held_out(paths)
-    weak = rank > 1 - (n_weak - .5) / cfg.m                        # half a path of room for rounding
+    weak = rank > 1 - (n_weak - .5) / cfg.m                        # half a path of room: ranks are saved in float32
     unlabelled = self.space.sample(10 * n_weak, generator(cfg.seed, 'unlabelled', self.n_rounds))
     return Labels(paths[alive], rank[alive], held_out[alive], weak=paths[alive & newest & weak & ~held_out],
                   unlabelled=unlabelled[~self.held_out(unlabelled)], q=q, q_weak=n_weak / cfg.m,

@@ -365,7 +365,7 @@ class FilterConfig:
     "How a filter is trained."
     method: Literal['vpu', 'pn', 'upu', 'nnpu'] = 'vpu'   # the loss
     n_iters: Whole = 0             # steps; 0 = 4 |P|^0.75, from 80 to 3000      (paper: 3000)
-    batch_size: Count = 128        # weak paths a step                          (paper: 1024)
+    batch_size: Count = 128        # weak paths per step                        (paper: 1024)
     batch_u: Count = 256           # unlabelled paths a step                    (paper: 1024)
     batch_mix: Count = 64          # mixed pairs a step                         (paper: 1024)
     lr: Amount = 3e-3              # Adam's; for 1000 labels or fewer           (paper: 1e-3)
