@@ -197,7 +197,9 @@ def _to(paths:Tensor, device) -> Tensor:
 def embed(self:PathFilter, paths:Tensor) -> Tensor:
     "A of the paper: the embeddings that paths choose, shape `(n, L, H)`."
     device = self.own.device
-    return self.embedding[torch.arange(self.space.n_layers, device=device), _to(paths, device)]
+    first = torch.arange(self.space.n_layers, device=device) * self.space.n_ops      # row of each layer's first op
+    rows = _to(paths, device) + first
+    return F.embedding(rows, self.embedding.flatten(0, 1))    # its gradient sums in one order at any number of threads
 
 @patch
 def logit(self:PathFilter, A:Tensor) -> Tensor:

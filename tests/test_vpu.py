@@ -167,3 +167,49 @@ def test_bad_input_is_answered_with_a_sentence(tmp_path):
         confidence(3, 4, .5)
     with pytest.raises(InputError, match='Allowed: vpu, pn, upu, nnpu'):
         FilterConfig(method='pu')
+
+
+@pytest.mark.parametrize('n_threads', [1, 2, 4])
+def test_gradient_of_embeddings_repeats_at_any_number_of_threads(n_threads):
+    "Many paths share an op, so its gradient is a long sum: the same order at every number of threads."
+    space = get_space('mbse')
+    filt = PathFilter(space, dim=32)
+    paths = space.sample(384, torch.Generator().manual_seed(0))
+    direction = torch.randn(384, space.n_layers, 32, generator=torch.Generator().manual_seed(1))
+
+    def gradient(threads):
+        torch.set_num_threads(threads)
+        filt.zero_grad()
+        (filt.embed(paths) * direction).sum().backward()
+        return filt.own.grad.clone()
+
+    before = torch.get_num_threads()
+    try:
+        expected = gradient(1)
+        assert all(torch.equal(gradient(n_threads), expected) for _ in range(10))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('recipe', [FilterConfig(n_iters=20), FilterConfig.paper(n_iters=3, batch_size=256)])
+@pytest.mark.filterwarnings('ignore')
+def test_training_repeats_at_two_threads(recipe):
+    "The same weights from the same seed, call after call."
+    space = get_space('mbse')
+    paths = space.sample(400, torch.Generator().manual_seed(0))
+    weak = paths[paths.sum(1).argsort()[200:]]
+
+    def weights():
+        torch.manual_seed(0)
+        filt = PathFilter(space, dim=16)
+        train_filter(filt, weak, paths, recipe)
+        return torch.cat([p.detach().flatten() for p in filt.parameters()])
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        first = weights()
+        assert all(torch.equal(first, weights()) for _ in range(2))
+    finally:
+        torch.set_num_threads(before)
