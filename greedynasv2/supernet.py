@@ -348,7 +348,8 @@ def __call__(self:SupernetEvaluator, paths:Tensor) -> Scores:
         if not self.calibration:
             for m in norms:
                 m.training, m.track_running_stats = True, False            # statistics of the batch
-        rows = list(self._walk(paths[order], shared, shared[1:] + [0]))
+        shared_next = [*shared[1:], 0][:len(shared)]      # nothing follows the last path
+        rows = list(self._walk(paths[order], shared, shared_next))
         if rows:
             scores[order] = torch.stack(rows).cpu()
     return Scores(*scores.unbind(1))
