@@ -57,6 +57,7 @@ accept: bench ## the long acceptance runs; what they measure goes to results/
 	@$(call run_nb,studies/nbs/rank_of_paths)
 	@$(call run_nb,studies/nbs/search_nasbench)
 	$(BIN)/python tests/accept.py
+	GREEDYNASV2_ACCEPT=1 $(PYTEST) -k figures_stand
 
 reproduce: $(READY) ## the paper's claims on NAS-Bench-Macro with supernets trained on CIFAR-10: hours, resumable
 	@$(call run_nb,studies/nbs/reproduce_nasbench,-p missing True)
