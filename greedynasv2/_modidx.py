@@ -884,8 +884,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'greedynasv2/training.py'),
                                       'greedynasv2.training.SupernetTrainer.results': ( 'training.html#supernettrainer.results',
                                                                                         'greedynasv2/training.py'),
-                                      'greedynasv2.training.SupernetTrainer.shrinker': ( 'training.html#supernettrainer.shrinker',
-                                                                                         'greedynasv2/training.py'),
                                       'greedynasv2.training.SupernetTrainer.start_fresh': ( 'training.html#supernettrainer.start_fresh',
                                                                                             'greedynasv2/training.py'),
                                       'greedynasv2.training.SupernetTrainer.state': ( 'training.html#supernettrainer.state',

@@ -6,7 +6,7 @@ fused kernel on tensors that lie differently in memory. Every wait of the host f
 of code that caused it.
 
     with gpu() as device:
-        device.watch(Trainer, 'train_step', 'training step')
+        device.watch(SupernetTrainer, 'train_step', 'training step')
         run = train_supernet(make_config('demo', device='cuda'), report=None)
     device.table()
 
